@@ -1,0 +1,34 @@
+# Each target sets up what it needs: a fresh machine needs Python 3.11 and make, nothing else.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TESTED := $(VENV)/.tested
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(READY)
+	$(BIN)/fedminimax demo
+
+test: $(TESTED)
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: $(TESTED)
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(TESTED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(TESTED): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@

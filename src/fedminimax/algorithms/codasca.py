@@ -1,0 +1,121 @@
+"""CODASCA: CODA+ with control variates for both players."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedminimax.algorithms._stagewise import StagewiseProximal
+from fedminimax.blocks.schedules import at
+from fedminimax.types import Clock, Draw, Phase, Point, Problem
+
+
+class Server(NamedTuple):
+    x: Tensor
+    y: Tensor
+    control_x: Tensor  # c_v
+    control_y: Tensor  # c_alpha
+
+
+Down = Server
+
+
+class Client(NamedTuple):
+    x: Tensor
+    y: Tensor
+    center: Tensor  # v_0 of the stage
+    control_x: Tensor  # c_v^k
+    control_y: Tensor  # c_alpha^k
+    sum_x: Tensor  # of the gradients used in this round
+    sum_y: Tensor
+
+
+class Up(NamedTuple):
+    x: Tensor
+    y: Tensor
+    control_x: Tensor
+    control_y: Tensor
+
+
+@dataclass(frozen=True)
+class Codasca(StagewiseProximal):
+    """CODASCA (Yuan, Guo et al., Federated Deep AUC Maximization, ICML 2021, Algorithms 3 and 4).
+
+    A stage starts at x_0 with all controls 0. With g the gradients of f_k + proximal/2 |x - x_0|^2,
+    client k takes
+
+        x <- x - lr * ( g_x - control_x^k + control_x ),    y <- y + lr * ( g_y - control_y^k +
+        control_y )
+
+    `local_steps` times, then sets its controls to the averages of the gradients that it used. The
+    server averages the controls and moves on by `server_lr`:  x <- x + server_lr * ( mean x^k - x
+    ), y likewise. Up and down: 2 (dx + dy) floats.
+
+    *Differs from the paper*: the controls are computed by eq. (7), which equals the box's (6) for a
+    constant rate and no sets, and stays right otherwise. Alg. 4 does not say that a round begins at
+    the server's point; it does here. A stage returns its last point, not that of a random round.
+    `proximal` is the coefficient itself. The problem's sets, if any, are projected onto after each
+    move and after the server's.
+    """
+
+    server_lr: float = 1.0  # eta_g
+    keep: ClassVar[tuple[str, ...]] = ("center", "control_x", "control_y")
+    reference: ClassVar[str] = (
+        "Yuan et al., Federated Deep AUC Maximization for Heterogeneous Data, ICML 2021, Alg. 3-4"
+    )
+
+    def init_server(self, problem: Problem, start: Point) -> Server:
+        return Server(*start, torch.zeros_like(start.x), torch.zeros_like(start.y))
+
+    def init_client(self, problem: Problem, down: Down, batch: Draw | None) -> Client:
+        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
+        return Client(down.x, down.y, down.x, *none, *none)
+
+    def broadcast(self, server: Server, clock: Clock) -> Down:
+        return server
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        hooks: dict[str, Any] = {}
+        if self.begins(round):
+            hooks["receive"] = self.receive_stage
+        if self.ends(round):
+            hooks["aggregate"] = self.end_stage
+        return (self.phase(**hooks),)
+
+    def receive(self, down: Down, client: Any, clock: Clock) -> Client:
+        return Client(down.x, down.y, *client, torch.zeros_like(down.x), torch.zeros_like(down.y))
+
+    def receive_stage(self, down: Down, client: Any, clock: Clock) -> Client:
+        """A stage begins: a new centre, and no controls."""
+        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
+        return Client(down.x, down.y, down.x, *none, *none)  # Alg. 4, initialisation
+
+    def local_step(
+        self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
+    ) -> Client:
+        lr = at(self.lr, clock)
+        g = self.proximal_gradients(problem, client, batch, clock)
+        x = problem.project_x(
+            client.x - lr * (g.x - client.control_x + down.control_x)
+        )  # v^k_{r,t+1}
+        y = problem.project_y(
+            client.y + lr * (g.y - client.control_y + down.control_y)
+        )  # alpha^k_{r,t+1}
+        return client._replace(x=x, y=y, sum_x=client.sum_x + g.x, sum_y=client.sum_y + g.y)
+
+    def send(self, down: Down, client: Client, clock: Clock) -> tuple[Up, Client]:
+        control = Point(client.sum_x / clock.steps, client.sum_y / clock.steps)  # eq. (7)
+        client = client._replace(control_x=control.x, control_y=control.y)
+        return Up(client.x, client.y, *control), client
+
+    def aggregate(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
+        x = problem.project_x(server.x + self.server_lr * (mean.x - server.x))
+        y = problem.project_y(server.y + self.server_lr * (mean.y - server.y))
+        return Server(x, y, mean.control_x, mean.control_y)
+
+    def end_stage(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
+        moved = self.aggregate(problem, server, mean, clock)
+        return self.init_server(problem, Point(moved.x, moved.y))

@@ -1,0 +1,1 @@
+"""Pieces that two algorithms share."""

@@ -1,0 +1,109 @@
+"""Rates that change during a run. A schedule may stand wherever a rate stands.
+
+A schedule is computed from the clock in tensor operations, so a compiled round serves every value
+that it takes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedminimax.types import Clock
+
+Unit = Literal["round", "iteration", "stage"]
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A number that depends on where the run stands."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            for number in given if isinstance(given, tuple) else (given,):
+                if isinstance(number, int | float) and not 0 <= number < float("inf"):
+                    raise ValueError(
+                        f"schedule {type(self).__name__}: {field.name} is {number}; give a "
+                        "finite number of at least 0"
+                    )
+
+    @abstractmethod
+    def __call__(self, clock: Clock) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """value"""
+
+    def __call__(self, clock: Clock) -> Tensor:
+        return torch.full_like(clock.round, self.value, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """value / factor^n, n the number of marks in `at` that have been passed.
+
+    >>> from fedminimax.types import Clock
+    >>> halved = StepDecay(0.4, factor=2, at=(10, 20))
+    >>> [round(float(halved(Clock.at(round=r))), 3) for r in (0, 10, 25)]
+    [0.4, 0.2, 0.1]
+    """
+
+    factor: float = 10.0
+    at: tuple[int, ...] = ()
+    unit: Unit = "round"
+
+    def __call__(self, clock: Clock) -> Tensor:
+        now = getattr(clock, self.unit)
+        passed = sum(
+            ((now >= mark).to(torch.float64) for mark in self.at),
+            torch.zeros_like(now, dtype=torch.float64),
+        )
+        return self.value * self.factor ** (-passed)
+
+
+@dataclass(frozen=True)
+class Stagewise(Schedule):
+    """value / factor^stage, the rule of the stage-wise methods (CODA: factor 3)."""
+
+    factor: float = 3.0
+
+    def __call__(self, clock: Clock) -> Tensor:
+        return self.value * self.factor ** (-clock.stage.to(torch.float64))
+
+
+@dataclass(frozen=True)
+class InverseRoot(Schedule):
+    """value / (shift + t)^power, t counted in `unit`s."""
+
+    shift: float = 1.0
+    power: float = 0.5
+    unit: Unit = "iteration"
+
+    def __call__(self, clock: Clock) -> Tensor:
+        return self.value * (self.shift + getattr(clock, self.unit).to(torch.float64)) ** (
+            -self.power
+        )
+
+
+Rate = float | Schedule
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "step_decay": StepDecay,
+    "stagewise": Stagewise,
+    "inverse_root": InverseRoot,
+}
+
+
+def at(rate: Rate, clock: Clock) -> Tensor | float:
+    """The rate now."""
+    return rate(clock) if isinstance(rate, Schedule) else rate

@@ -1,0 +1,34 @@
+"""Stages: runs of rounds after which a method starts again from what it has found."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Stage(NamedTuple):
+    number: int
+    last_round: int  # the stage ends with this round
+
+
+def stage_of(round: int, stage_rounds: int, growth: float = 1.0) -> Stage:
+    """The stage that a round belongs to, when stage s has stage_rounds * growth^s rounds (rounded).
+
+    >>> [stage_of(r, 2, growth=2.0).number for r in range(8)]
+    [0, 0, 1, 1, 1, 1, 2, 2]
+    """
+    number, length = 0, float(stage_rounds)
+    end = max(1, round_half_up(length))
+    while round >= end:
+        number += 1
+        length *= growth
+        end += max(1, round_half_up(length))
+    return Stage(number, end - 1)
+
+
+def grown(value: int, growth: float, stage: int) -> int:
+    """value * growth^stage, rounded, at least 1."""
+    return max(1, round_half_up(value * growth**stage))
+
+
+def round_half_up(number: float) -> int:
+    return int(number + 0.5)

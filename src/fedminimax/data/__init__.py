@@ -1,0 +1,1 @@
+"""Sites, their data and how it is cut."""

@@ -1,0 +1,179 @@
+"""The rows of all clients, held once: a client is a range of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedminimax.types import Batch, batch_of
+
+Rows = Sequence[Any]
+Sampling = Literal["epoch", "iid", "balanced"]
+
+
+class Shards:
+    """One split (training, validation or test) of every client: shared columns and where each
+    client's rows begin."""
+
+    def __init__(self, clients: Sequence[Rows], names: Sequence[str]):
+        converted = [_columns(rows, name) for rows, name in zip(clients, names, strict=True)]
+        _check_alike(converted, names)
+        self.columns = tuple(torch.cat(parts) for parts in zip(*converted, strict=True))
+        self.sizes = np.array([len(rows[0]) for rows in converted], dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+
+    def rows(self, client: int) -> tuple[Tensor, ...]:
+        start = int(self.starts[client])
+        return tuple(column[start : start + int(self.sizes[client])] for column in self.columns)
+
+    def batch(self, client: int) -> Batch:
+        """All rows of a client."""
+        return batch_of(*self.rows(client))
+
+    def to(self, dtype: torch.dtype, device: Any = None) -> Shards:
+        """The same rows with floating columns in another precision."""
+        moved = object.__new__(Shards)
+        moved.columns = tuple(
+            c.to(device=device, dtype=dtype if c.is_floating_point() else c.dtype)
+            for c in self.columns
+        )
+        moved.sizes, moved.starts = self.sizes, self.starts
+        return moved
+
+
+class Clients:
+    """The clients of a run: their training rows, and perhaps validation and test rows.
+
+    >>> one, two = (torch.randn(8, 3), torch.ones(8)), (torch.randn(5, 3), torch.zeros(5))
+    >>> clients = Clients([one, two], batch_size=4)
+    >>> len(clients), clients.train.sizes.tolist()
+    (2, [8, 5])
+    """
+
+    def __init__(
+        self,
+        train: Sequence[Rows],
+        batch_size: int | None = 32,
+        validation: Sequence[Rows] | None = None,
+        test: Sequence[Rows] | None = None,
+        weights: Literal["uniform", "size"] | None = None,
+        names: Sequence[str] | None = None,
+        sampling: Sampling = "epoch",
+        positive_share: float = 0.5,
+    ):
+        if len(train) == 0:
+            raise ValueError("no clients were given: give one tuple of arrays per client")
+        self.names = tuple(names) if names is not None else tuple(str(k) for k in range(len(train)))
+        if len(self.names) != len(train) or len(set(self.names)) != len(train):
+            raise ValueError(
+                f"{len(train)} clients need as many different names, not {list(self.names)}"
+            )
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise ValueError(
+                f"batch_size is {batch_size!r}; give at least 1, or None for all rows of a client"
+            )
+        if weights not in (None, "uniform", "size"):
+            raise ValueError(f'weights is {weights!r}; give "uniform" or "size"')
+        if sampling not in ("epoch", "iid", "balanced"):
+            raise ValueError(f'sampling is {sampling!r}; give "epoch", "iid" or "balanced"')
+        self.train = Shards(train, self.names)
+        self.splits = {"train": self.train}
+        for split, rows in (("validation", validation), ("test", test)):
+            if rows is not None:
+                if len(rows) != len(train):
+                    raise ValueError(
+                        f"{split} rows for {len(rows)} clients, but there are {len(train)}"
+                    )
+                self.splits[split] = Shards(rows, self.names)
+        self.batch_size, self.weights = batch_size, weights
+        self.sampling, self.positive_share = sampling, positive_share
+        if sampling == "balanced":
+            self._check_both_classes()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def batch_positives(self) -> int:
+        """How many positives a class-balanced batch holds."""
+        size = self.batch_size or 0
+        return max(1, min(round(self.positive_share * size), size - 1))
+
+    def weight_vector(self, kind: Literal["uniform", "size"]) -> Tensor:
+        """One weight per client, summing to one."""
+        sizes = torch.from_numpy(self.train.sizes).to(torch.float64)
+        raw = torch.ones_like(sizes) if kind == "uniform" else sizes
+        return raw / raw.sum()
+
+    def to(self, dtype: torch.dtype, device: Any = None) -> Clients:
+        moved = object.__new__(Clients)
+        moved.__dict__.update(self.__dict__)
+        moved.splits = {name: shards.to(dtype, device) for name, shards in self.splits.items()}
+        moved.train = moved.splits["train"]
+        return moved
+
+    def _check_both_classes(self) -> None:
+        if not 0 < self.positive_share < 1:
+            raise ValueError(
+                f"positive_share is {self.positive_share}; give a share between 0 and 1"
+            )
+        if self.batch_size is None or self.batch_size < 2:
+            raise ValueError(
+                f'sampling "balanced" needs a batch_size of at least 2, not {self.batch_size}'
+            )
+        if len(self.train.columns) < 2:
+            raise ValueError('sampling "balanced" needs a column of labels beside the features')
+        for k, name in enumerate(self.names):
+            labels = self.train.rows(k)[1]
+            if bool((labels > 0).all()) or bool((labels <= 0).all()):
+                raise ValueError(
+                    f"client {name} has rows of one class only, so it cannot draw "
+                    "class-balanced batches: "
+                    'use sampling "epoch"'
+                )
+
+
+def _columns(rows: Rows, name: str) -> tuple[Tensor, ...]:
+    if isinstance(rows, Tensor | np.ndarray):
+        raise ValueError(
+            f"client {name}: give a tuple of arrays, such as (features, labels), not one array"
+        )
+    columns = tuple(
+        torch.as_tensor(np.asarray(r) if not isinstance(r, Tensor) else r) for r in rows
+    )
+    if not columns or any(c.dim() == 0 for c in columns):
+        raise ValueError(
+            f"client {name}: give a tuple of arrays whose first dimension counts the rows"
+        )
+    lengths = [len(c) for c in columns]
+    if len(set(lengths)) != 1:
+        raise ValueError(
+            f"client {name}: the arrays have {lengths} rows; they must have the same number"
+        )
+    if lengths[0] == 0:
+        raise ValueError(f"client {name} has no rows: leave it out, or give it some")
+    for number, column in enumerate(columns):
+        if column.is_floating_point() and not bool(torch.isfinite(column).all()):
+            row = int((~torch.isfinite(column.reshape(len(column), -1))).any(1).nonzero()[0])
+            raise ValueError(
+                f"client {name}: array {number} has a NaN or an infinity in row {row}; impute "
+                "or drop such rows first"
+            )
+    return columns
+
+
+def _check_alike(clients: list[tuple[Tensor, ...]], names: Sequence[str]) -> None:
+    def shape(rows: tuple[Tensor, ...]) -> list[tuple]:
+        return [(tuple(c.shape[1:]), c.dtype) for c in rows]
+
+    for rows, name in zip(clients, names, strict=True):
+        if shape(rows) != shape(clients[0]):
+            raise ValueError(
+                f"client {name} has columns of shape and type {shape(rows)}, client {names[0]} "
+                f"has {shape(clients[0])}; "
+                "all clients must have the same"
+            )

@@ -1,0 +1,545 @@
+"""A user's own data: a CSV or npz file per site in a folder, and new rows to score."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fedminimax.data.sites import (
+    MISSING,
+    Cells,
+    Column,
+    DataError,
+    Schema,
+    Site,
+    bullets,
+    check_alike,
+    is_missing,
+    listed,
+    name_differences,
+    named,
+    nearest,
+    number,
+    numbers,
+    order_differences,
+    plain,
+    repeated,
+    union,
+)
+
+SUFFIXES = (".csv", ".csv.gz", ".npz")
+
+
+class Reading(NamedTuple):
+    """The sites, notes that a user should see, and the schema that reads new rows."""
+
+    sites: list[Site]
+    notes: list[str]
+    schema: Schema
+
+
+class Rows(NamedTuple):
+    """Rows to score: like a `Site`, but with labels only where the table has them."""
+
+    columns: tuple[str, ...]
+    features: np.ndarray  # (n, d) float64, NaN = missing
+    labels: np.ndarray | None  # (n,) int64
+    lines: Sequence[int]  # where each row stands in its file
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One file as it was written; nothing is interpreted yet."""
+
+    name: str
+    file: str
+    names: Sequence[str]  # all columns of the file; `cells` holds those that are used
+    cells: dict[str, Cells]
+    labels: Sequence[object] | None
+    lines: Sequence[int]
+    unit: str = "line"
+
+    def where(self, row: int) -> str:
+        return f"{self.file}, {self.unit} {self.lines[row]}"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Your own tables: a folder with one CSV (or npz) file per site.
+
+    A CSV has a header row. An npz has the arrays `features` (n, d) and `labels` (n,), and may have
+    `columns` (d,). Text columns become one 0/1 feature per code. Sites whose columns differ in
+    name, order or type are refused.
+
+    positive: the label that counts as positive, all others being negative; not needed for 0/1.
+    drop: columns to leave out, such as a patient's number.
+    missing: what stands for a missing value.
+    categorical: columns of numbers that are codes, such as a chest pain type of 1 to 4.
+    codes: whether a code that only some sites have is noted ("union") or refused ("strict").
+    most_codes: a text column with more codes is refused; it is rather a name or free text.
+    """
+
+    path: str
+    label: str
+    positive: str = ""
+    drop: tuple[str, ...] = ()
+    missing: tuple[str, ...] = MISSING
+    categorical: tuple[str, ...] = ()
+    codes: Literal["union", "strict"] = "union"
+    most_codes: int = 100
+
+    def __post_init__(self) -> None:
+        for option in ("drop", "missing", "categorical"):
+            if isinstance(getattr(self, option), str):
+                raise DataError(
+                    f"{option} is {getattr(self, option)!r}; give a list of texts, such as "
+                    "['patient']."
+                )
+        if self.codes not in ("union", "strict"):
+            raise DataError(f"codes is {self.codes!r}; use 'union' or 'strict'.")
+        if not self.label:
+            raise DataError("label is empty; give the name of the column that holds the label.")
+
+    def sites(self) -> list[Site]:
+        return self.read().sites
+
+    def read(self) -> Reading:
+        files, notes = _files(Path(self.path).expanduser())
+        raws = [_open(file, self.label, lambda name: name not in self.drop) for file in files]
+        for raw in raws:
+            self._check_file(raw)
+        self._check_options(raws)
+        markers = {plain(marker) for marker in self.missing}
+        looks = {
+            column: self._look(column, raws, markers) for column in union(r.cells for r in raws)
+        }
+        names = {raw.name: tuple(raw.cells) for raw in raws}
+        _refuse(name_differences(names) + order_differences(names) + _kind_differences(looks))
+        notes += self._code_notes(looks)
+        positive, negative, label_notes = self._classes(raws, markers)
+        columns = tuple(
+            Column(name, "text", _codes(held)) if _is_text(held) else Column(name)
+            for name, held in looks.items()
+        )
+        schema = Schema(columns, self.label, positive, negative, tuple(self.missing))
+        sites = [site(raw, schema) for raw in raws]
+        check_alike(sites)
+        return Reading(sites, notes + label_notes + absent(sites, schema), schema)
+
+    def _look(self, column: str, raws: list[Raw], markers: set[str]) -> list[_Look]:
+        there = [raw for raw in raws if column in raw.cells]
+        return [_Look.at(raw, column, markers, column in self.categorical) for raw in there]
+
+    def _check_file(self, raw: Raw) -> None:
+        if raw.labels is None and raw.unit == "row":
+            raise DataError(f"{raw.file} has no array `labels`; add one, with a label per row.")
+        if raw.labels is None:
+            hint = nearest(self.label, raw.cells)
+            if len(raw.cells) == 1 and any(mark in next(iter(raw.cells)) for mark in ";\t"):
+                hint = " Separate the cells with commas."
+            raise DataError(
+                f"{raw.file} has no label column {self.label!r}; its columns are "
+                f"{listed(raw.cells, 30)}. Set `label` to one of them.{hint}"
+            )
+        if not raw.cells:
+            raise DataError(
+                f"{raw.file} has no column but the label; at least one feature is needed."
+            )
+        if not len(raw.lines):
+            raise DataError(
+                f"Site {raw.name!r} has no rows ({raw.file}); give it at least one, or remove the "
+                "file."
+            )
+
+    def _check_options(self, raws: list[Raw]) -> None:
+        known = union(raw.cells for raw in raws)
+        for name in self.categorical:
+            if name not in known:
+                raise DataError(
+                    f"categorical names column {name!r}, which is at no site; there are "
+                    f"{listed(known, 30)}.{nearest(name, known)}"
+                )
+        # A misspelt `drop` would quietly leave in what must not be used, such as the outcome.
+        there = union(raw.names for raw in raws)
+        for name in self.drop:
+            if name not in there:
+                raise DataError(
+                    f"drop names column {name!r}, which is at no site; there are "
+                    f"{listed(there, 30)}.{nearest(name, there)}"
+                )
+
+    def _code_notes(self, looks: dict[str, list[_Look]]) -> list[str]:
+        found = []
+        for column, held in looks.items():
+            codes = _codes(held)
+            if len(codes) > self.most_codes:
+                raise DataError(
+                    f"Text column {column!r} has {len(codes)} codes ({listed(codes, 3)}), more "
+                    f"than most_codes = {self.most_codes}. Name it in `drop`, or raise most_codes."
+                )
+            # A site where the column is wholly missing has a note of its own.
+            held = [look for look in held if look.present]
+            for code in codes:
+                lack = [look.raw.name for look in held if code not in look.codes]
+                if lack:
+                    have = [look.raw.name for look in held if code in look.codes]
+                    found.append(
+                        f"column {column!r} has the code {code!r} at {named(have)} and not at "
+                        f"{named(lack)}"
+                    )
+        if self.codes == "strict":
+            _refuse(found, "make the codes equal, or set codes = 'union'")
+        return found
+
+    def _classes(
+        self, raws: list[Raw], markers: set[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+        """The positive labels, the negative ones, and a note where there are more than two."""
+        for raw in raws:
+            for i, label in enumerate(raw.labels or ()):
+                if is_missing(label, markers):
+                    raise DataError(
+                        f"{raw.where(i)}: the label {self.label!r} is missing; fill it in or "
+                        "remove the row."
+                    )
+        values = _sorted(union(map(plain, raw.labels or ()) for raw in raws))
+        positive = plain(self.positive)
+        if not positive:
+            if not set(values) <= {"0", "1"}:
+                raise DataError(
+                    f"Label {self.label!r} has the values {listed(values)}; without `positive` "
+                    "they must be 0 and 1. Set `positive` to the value that counts as positive, "
+                    f"such as positive = {values[-1]!r}."
+                )
+            return ("1",), ("0",), []
+        if positive not in values:
+            raise DataError(
+                f"positive is {positive!r}, which no label of {self.label!r} is; the values are "
+                f"{listed(values)}.{nearest(positive, values)}"
+            )
+        negative = tuple(value for value in values if value != positive)
+        alike = [value for value in negative if value.lower() == positive.lower()]
+        if alike:
+            raise DataError(
+                f"Label {self.label!r} has the values {positive!r} and {alike[0]!r}, which differ "
+                "only in capitals; write them in one way."
+            )
+        note = f"label {self.label!r}: {listed(negative)} all count as negative"
+        return (positive,), negative, [note] if len(negative) > 1 else []
+
+
+def read_table(
+    path: str | Path, schema: Schema, unknown: Literal["refuse", "missing"] = "refuse"
+) -> Rows:
+    """New rows in the columns a model was trained on; others are ignored, the label may be absent.
+
+    A code that training never saw is refused, or, with unknown = "missing", imputed like a missing
+    value.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise DataError(f"There is no file {str(file)!r}; give a CSV, csv.gz or npz file.")
+    wanted = {column.name for column in schema.columns}
+    raw = _open(file, schema.label, wanted.__contains__)
+    lack = [column.name for column in schema.columns if column.name not in raw.cells]
+    if lack:
+        raise DataError(
+            f"{raw.file} lacks the columns {listed(lack, 30)}, which the model was trained on; its "
+            f"columns are {listed(raw.names, 30)}.{nearest(lack[0], raw.names)}"
+        )
+    if not len(raw.lines):
+        raise DataError(f"{raw.file} has no rows; give at least one to score.")
+    return Rows(schema.features, encode(raw, schema, unknown), _labels(raw, schema), raw.lines)
+
+
+def encode(raw: Raw, schema: Schema, unknown: str = "refuse") -> np.ndarray:
+    """The features of a raw table, in the schema's order."""
+    parts = [
+        column.encode(raw.cells[column.name], schema.missing, raw.where, unknown)
+        for column in schema.columns
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def site(raw: Raw, schema: Schema) -> Site:
+    """A raw table whose every row has a label, as a site."""
+    labels = _labels(raw, schema)
+    if labels is None:
+        raise DataError(
+            f"{raw.file} has no labels in column {schema.label!r}; training needs them."
+        )
+    return Site(raw.name, schema.features, encode(raw, schema), labels)
+
+
+def absent(sites: Sequence[Site], schema: Schema) -> list[str]:
+    """A note for every column that a site has no value of."""
+    notes, start = [], 0
+    for column in schema.columns:
+        stop = start + len(column.features)
+        lack = [site.name for site in sites if np.isnan(site.features[:, start:stop]).all()]
+        if lack and stop > start:
+            notes.append(
+                f"column {column.name!r} has no value at {named(lack)}: the other sites' mean "
+                "stands in"
+            )
+        start = stop
+    return notes
+
+
+def _labels(raw: Raw, schema: Schema) -> np.ndarray | None:
+    markers = {plain(marker) for marker in schema.missing}
+    if raw.labels is None or all(is_missing(label, markers) for label in raw.labels):
+        return None
+    value = {**dict.fromkeys(schema.negative, 0), **dict.fromkeys(schema.positive, 1)}
+    for i, label in enumerate(raw.labels):
+        if plain(label) not in value:
+            raise DataError(
+                f"{raw.where(i)}: the label {schema.label!r} is {plain(label)!r}, but one of "
+                f"{listed(value)} is needed. Correct it, or leave out the label column."
+            )
+    return np.array([value[plain(label)] for label in raw.labels], np.int64)
+
+
+class _Look(NamedTuple):
+    """What a column looks like at one site."""
+
+    raw: Raw
+    present: int
+    text: int
+    first_text: int | None
+    codes: list[str]
+    categorical: bool
+
+    @staticmethod
+    def at(raw: Raw, column: str, markers: set[str], categorical: bool) -> _Look:
+        cells = raw.cells[column]
+        if isinstance(cells, np.ndarray) and not categorical:
+            present = int((~np.isnan(numbers(cells, markers))).sum())
+            return _Look(raw, present, 0, None, [], False)
+        there = [i for i, cell in enumerate(cells) if not is_missing(cell, markers)]
+        texts = [i for i in there if number(cells[i]) is None]
+        codes = union([[plain(cells[i]) for i in there]]) if texts or categorical else []
+        return _Look(raw, len(there), len(texts), texts[0] if texts else None, codes, categorical)
+
+
+def _is_text(held: list[_Look]) -> bool:
+    return any(look.categorical or look.text for look in held)
+
+
+def _codes(held: list[_Look]) -> tuple[str, ...]:
+    return _sorted(union(look.codes for look in held))
+
+
+def _kind_differences(looks: dict[str, list[_Look]]) -> list[str]:
+    """A sentence for every column that is a number here and text there, or is nowhere filled."""
+    found = []
+    for column, held in looks.items():
+        present, text = sum(look.present for look in held), sum(look.text for look in held)
+        if not present:
+            found.append(f"column {column!r} has no value at any site: name it in `drop`")
+        if not text or held[0].categorical:
+            continue
+        numeric = [look.raw.name for look in held if look.present and not look.text]
+        # A slip of the pen at one site alone must not turn a measurement into a hundred codes.
+        if not numeric and 2 * text >= present:
+            continue
+        usual = f"a number at {named(numeric)}" if numeric else "a number in most rows"
+        for look in held:
+            if look.first_text is not None:
+                found.append(
+                    f"column {column!r} is {usual}, but {look.raw.where(look.first_text)} has the "
+                    f"text {look.raw.cells[column][look.first_text]!r}: correct it, add it to "
+                    "`missing`, or name the column in `categorical`"
+                )
+    return found
+
+
+def _refuse(differences: list[str], advice: str = "make them equal") -> None:
+    if differences:
+        raise DataError(bullets(f"The sites' tables do not fit together; {advice}", differences))
+
+
+def _sorted(codes: Iterable[str]) -> tuple[str, ...]:
+    def place(code: str) -> tuple[float, str]:
+        value = number(code)
+        return (float("inf") if value is None else value, code)
+
+    return tuple(sorted(codes, key=place))
+
+
+def _files(folder: Path) -> tuple[list[Path], list[str]]:
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise DataError(
+            f"The folder {str(folder)!r} {what}; give a folder with one CSV or npz file per site."
+        )
+    there = [
+        file for file in folder.iterdir() if file.is_file() and not file.name.startswith((".", "~"))
+    ]
+    files = sorted((file for file in there if file.name.lower().endswith(SUFFIXES)), key=_stem)
+    others = sorted(file.name for file in there if file not in files)
+    if not files:
+        found = f"it holds {listed(others)}" if others else "it is empty"
+        raise DataError(
+            f"The folder {str(folder)!r} has no {named(SUFFIXES)} file ({found}); put in one per "
+            "site."
+        )
+    if twice := repeated(map(_stem, files)):
+        raise DataError(
+            f"Two files of {str(folder)!r} are called {twice[0]!r}; keep one file per site."
+        )
+    return files, [f"ignored, neither CSV nor npz: {named(others)}"] if others else []
+
+
+def _stem(file: Path) -> str:
+    suffix = max(
+        (end for end in SUFFIXES if file.name.lower().endswith(end)), key=len, default=file.suffix
+    )
+    return file.name[: len(file.name) - len(suffix)]
+
+
+def _open(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
+    """Read a file, with everything that can go wrong turned into a sentence that names it."""
+    if not file.name.lower().endswith(SUFFIXES):
+        raise DataError(f"{file.name} is not one of {named(SUFFIXES)}; save the table as CSV.")
+    if file.name.lower().endswith(".npz"):
+        return _npz(file, label, wanted)
+    return raw_csv(_stem(file), file.name, _text(file), label, wanted)
+
+
+def _text(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+        data = gzip.decompress(data) if file.name.lower().endswith(".gz") else data
+        return data.decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{file.name} is not a whole gzip file ({error}); copy it again."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file.name} is not UTF-8 text (byte {error.start}); save it as UTF-8."
+        ) from error
+
+
+def raw_csv(
+    name: str,
+    file: str,
+    text: str,
+    label: str,
+    wanted: Callable[[str], bool] = lambda name: True,
+    header: Sequence[str] = (),
+) -> Raw:
+    """The wanted columns and the label of a CSV text; its first line is the header unless given."""
+    first = ",".join(header) + "\n" if header else ""
+    reader = csv.reader(io.StringIO(first + text, newline=""), strict=True)
+    rows, lines, start = [], [], 1
+    try:
+        for row in reader:
+            if row:
+                rows.append(row)
+                lines.append(start - bool(header))
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{file}, from line {start}: this is not CSV ({error}); correct the quotes."
+        ) from error
+    if not rows:
+        raise DataError(f"{file} is empty; it needs a header row and at least one row of data.")
+    names = [column.strip() for column in rows[0]]
+    for row, line in zip(rows, lines, strict=True):
+        if len(row) != len(names):
+            raise DataError(
+                f"{file}, line {line}: {len(row)} cells, but the header has {len(names)}; correct "
+                "the line."
+            )
+    used = [i for i, column in enumerate(names) if column == label or wanted(column)]
+    if twice := repeated(names[i] for i in used):
+        raise DataError(f"{file} has column {twice[0]!r} more than once; rename or remove one.")
+    columns = {names[i]: [row[i].strip() for row in rows[1:]] for i in used}
+    labels = columns.pop(label, None)
+    cells: dict[str, Cells] = dict(columns)
+    if "" in cells:
+        raise DataError(
+            f"{file}: column {names.index('') + 1} has no name (a row number written by pandas or "
+            "R?); name it, "
+            'or leave it out with drop = [""].'
+        )
+    return Raw(name, file, names, cells, labels, lines[1:])
+
+
+def _npz(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
+    arrays = _arrays(file)
+    if "features" not in arrays:
+        raise DataError(
+            f"{file.name} has the arrays {listed(arrays)}; `features` is needed, and `labels` to "
+            "train."
+        )
+    features, labels = arrays["features"], arrays.get("labels")
+    if features.ndim != 2 or features.dtype.kind not in "biuf":
+        raise DataError(
+            f"{file.name}: `features` is {features.dtype} of shape {features.shape}; give numbers "
+            "of shape (rows, columns)."
+        )
+    if labels is not None and labels.shape != (len(features),):
+        raise DataError(
+            f"{file.name}: `labels` has shape {labels.shape} for {len(features)} rows; give one "
+            "label per row."
+        )
+    names = _names(file.name, arrays)
+    if label in names and wanted(label):
+        raise DataError(
+            f"{file.name}: the label {label!r} is also a column of `features`; name it in `drop`."
+        )
+    used = [i for i, name in enumerate(names) if wanted(name)]
+    if twice := repeated(names[i] for i in used):
+        raise DataError(
+            f"{file.name} has column {twice[0]!r} more than once; rename or remove one."
+        )
+    values = features.astype(np.float64)
+    cells: dict[str, Cells] = {names[i]: values[:, i] for i in used}
+    text = None if labels is None else _texts(labels)
+    return Raw(_stem(file), file.name, names, cells, text, range(len(values)), unit="row")
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    try:
+        # Pickle would let a data file run code.
+        held = np.load(file, allow_pickle=False)
+        if not isinstance(held, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one bare array")
+        with held:
+            return {key: held[key] for key in held.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{file.name} cannot be read as npz of plain arrays ({error}); save it with np.savez, "
+            "without objects."
+        ) from error
+
+
+def _names(file: str, arrays: dict[str, np.ndarray]) -> list[str]:
+    count = arrays["features"].shape[1]
+    if "columns" not in arrays:
+        return [f"feature {i}" for i in range(count)]
+    if arrays["columns"].shape != (count,):
+        raise DataError(
+            f"{file}: `columns` has shape {arrays['columns'].shape} for {count} columns; give one "
+            "name per column."
+        )
+    return [str(name).strip() for name in _texts(arrays["columns"])]
+
+
+def _texts(values: np.ndarray) -> list[object]:
+    if values.dtype.kind == "S":
+        return [value.decode("utf-8", "replace") for value in values.tolist()]
+    # A boolean label means what it says: 1 and 0.
+    return (values.astype(np.int64) if values.dtype.kind == "b" else values).tolist()

@@ -1,0 +1,98 @@
+"""Federated standardisation: sites send sums, the server learns the pooled mean and scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedminimax.data.sites import DataError, Site, check_columns, listed
+
+
+def local_moments(features: np.ndarray, centre: np.ndarray | None = None) -> np.ndarray:
+    """A site's (3, d): the count of present values, the sum of x - centre and of its square.
+
+    >>> local_moments(np.array([[1.0], [3.0], [np.nan]])).tolist()
+    [[2.0], [4.0], [10.0]]
+    """
+    present = ~np.isnan(features)
+    shifted = np.where(present, features if centre is None else features - centre, 0.0)
+    return np.stack([present.sum(axis=0), shifted.sum(axis=0), (shifted**2).sum(axis=0)])
+
+
+@dataclass(frozen=True, eq=False)
+class Standardiser:
+    """x -> (x - mean) / scale; a missing value is put at the federated mean, so it becomes 0."""
+
+    columns: tuple[str, ...]
+    mean: np.ndarray  # (d,)
+    scale: np.ndarray  # (d,), 1 for a constant column
+    floats_up: int = 0  # sent by each site
+    floats_down: int = 0  # received by each site
+    exchanges: int = 0
+
+    def transform(self, features: np.ndarray) -> np.ndarray:
+        features = np.asarray(features, np.float64)
+        if features.ndim != 2 or features.shape[1] != len(self.columns):
+            raise DataError(
+                f"The features have shape {features.shape}, but the standardiser was fitted to "
+                f"{len(self.columns)} columns; give (rows, {len(self.columns)})."
+            )
+        return np.where(np.isnan(features), 0.0, (features - self.mean) / self.scale)
+
+    def apply(self, site: Site) -> Site:
+        """The site with its features standardised."""
+        check_columns(site.name, site.columns, self.columns)
+        return Site(site.name, site.columns, self.transform(site.features), site.labels)
+
+    def to_json(self) -> dict[str, Any]:
+        arrays = {"mean": self.mean.tolist(), "scale": self.scale.tolist()}
+        return {**vars(self), "columns": list(self.columns), **arrays}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Standardiser:
+        mean, scale = np.array(value["mean"], np.float64), np.array(value["scale"], np.float64)
+        return Standardiser(
+            **{**value, "columns": tuple(value["columns"]), "mean": mean, "scale": scale}
+        )
+
+
+@np.errstate(over="ignore", invalid="ignore")  # what overflows is refused by name below
+def fit(sites: Sequence[Site]) -> Standardiser:
+    """The standardiser of the pooled rows, from two exchanges of sums; give training rows only."""
+    if not sites:
+        raise DataError("There are no sites to fit the standardiser to; give at least one.")
+    columns = sites[0].columns
+    for site in sites[1:]:
+        check_columns(site.name, site.columns, columns)
+    # First exchange: counts and sums go up, the mean comes down.
+    count, total, _ = np.sum([local_moments(site.features) for site in sites], axis=0)
+    empty = [column for column, number in zip(columns, count, strict=True) if not number]
+    if empty:
+        raise DataError(
+            f"No site has a value in the columns {listed(empty)}; leave them out, or add rows that "
+            "have them."
+        )
+    mean = total / count
+    # Second exchange: sums and squares about that mean go up, mean and scale come down. One alone
+    # would take the difference of two large numbers; and the sum corrects the mean's own rounding.
+    _, rest, squares = np.sum([local_moments(site.features, mean) for site in sites], axis=0)
+    variance = np.maximum(squares / count - (rest / count) ** 2, 0.0)
+    mean, scale = mean + rest / count, np.sqrt(variance)
+    if not (np.isfinite(mean) & np.isfinite(scale)).all():
+        large = [
+            column
+            for column, value in zip(columns, mean + scale, strict=True)
+            if not np.isfinite(value)
+        ]
+        raise DataError(
+            f"The values in the columns {listed(large)} are too large to sum; rescale them."
+        )
+    # A spread below the resolution of the numbers themselves is no spread.
+    constant = scale <= np.maximum(8 * np.finfo(np.float64).eps * np.abs(mean), 1e-150)
+    width = len(columns)
+    return Standardiser(
+        columns, mean, np.where(constant, 1.0, scale), 4 * width, 3 * width, exchanges=2
+    )

@@ -1,0 +1,46 @@
+"""Questions to simulated clients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedminimax.data.clients import Clients
+from fedminimax.types import Cost, Problem
+
+
+class SimulatedAsk:
+    """Asks every client about its rows of one split, and counts what would have travelled."""
+
+    sees_rows = True
+
+    def __init__(self, problem: Problem, clients: Clients, split: str, weights: Tensor):
+        self.problem, self.shards, self.weights = problem, clients.splits[split], weights
+        self.names = clients.names
+        balanced = clients.sampling == "balanced" and clients.batch_size is not None
+        self.sampled_positive_share = (
+            clients.batch_positives / clients.batch_size if balanced else None
+        )
+        self.cost = Cost()
+
+    def each(self, question: str, *vectors: Tensor) -> list[tuple[Tensor, ...]]:
+        with torch.no_grad():
+            replies = [
+                self.problem.answer(question, vectors, self.shards.batch(k))
+                for k in range(len(self.names))
+            ]
+        down = sum(v.numel() * v.element_size() for v in vectors) * len(replies)
+        up = sum(v.numel() * v.element_size() for reply in replies for v in reply)
+        self.cost += Cost(bytes_up=up, bytes_down=down, exchanges=1)
+        return replies
+
+    def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
+        fields = zip(*self.each(question, *vectors), strict=True)
+        return tuple(
+            sum((w * v for w, v in zip(self.weights.tolist(), field, strict=True)), torch.zeros(()))
+            for field in fields
+        )
+
+    def sum(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
+        fields = zip(*self.each(question, *vectors), strict=True)
+        return tuple(torch.stack(field).sum(0) for field in fields)

@@ -1,0 +1,67 @@
+"""Named tensors and one JSON text in a safetensors file, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+_KEY = "fedminimax"
+
+
+class CheckpointError(ValueError):
+    """A file that cannot be used, with the reason."""
+
+
+def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """The same tensors and text give the same bytes. On failure the file that was there is
+    untouched."""
+    # One metadata entry: safetensors writes several in no fixed order.
+    text = json.dumps(about, sort_keys=True)
+    write_bytes(
+        path, save({n: t.contiguous().clone() for n, t in sorted(tensors.items())}, {_KEY: text})
+    )
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Through a temporary file beside it, flushed to the disk before it takes the name."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        kept = "the previous file is intact" if path.exists() else "nothing was written"
+        raise CheckpointError(
+            f"could not write {path}: {error.strerror}; {kept}. Free some space and resume"
+        ) from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, "pt") as file:
+            text = (file.metadata() or {}).get(_KEY)
+            if text is None:
+                raise CheckpointError(
+                    f"{path} is a safetensors file, but not one that fedminimax wrote"
+                )
+
+            return {
+                name: file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118
+            }, json.loads(text)
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or cut short ({error}): delete it to go on from the checkpoint "
+            "before it, or start anew"
+        ) from error
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no file {path}: is this the folder of a run?") from None

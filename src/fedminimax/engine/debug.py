@@ -1,0 +1,62 @@
+"""Clients one by one in the calling thread: breakpoints work, and an error says where it
+happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedminimax.engine.work import (
+    ClientError,
+    Result,
+    Work,
+    at_step,
+    bad_field,
+    begin,
+    finish,
+    stack,
+    step,
+)
+
+
+class Debug:
+    name = "debug"
+
+    def run(self, work: Work) -> Result:
+        return stack([run_client(work, position) for position in range(len(work.cohort))])
+
+    def close(self) -> None:
+        pass
+
+
+def run_client(work: Work, position: int) -> tuple[Any, tuple]:
+    """A whole phase of one client; shared by the executors that go client by client."""
+    clock = work.client_clock(position)
+    number = 0
+    try:
+        client = begin(work, work.client_kept(position), clock)
+        for number in range(int(work.steps[position])):
+            draw = work.draws.client(position, number, work.problem.depth)
+            client = step(work, client, draw, at_step(clock, number))
+        return finish(work, client, at_step(clock, int(work.steps[position])))
+    except Exception as error:
+        raise ClientError(f"{place(work, position, number)}: {error}") from error
+
+
+def place(work: Work, position: int, number: int) -> str:
+    return (
+        f"round {int(work.clock.round)}, client {int(work.cohort[position])}, "
+        f"phase {int(work.clock.phase)}, step {number}"
+    )
+
+
+def find_non_finite(work: Work) -> str | None:
+    """The phase again, step by step, to name the first variable that is not finite."""
+    for position in range(len(work.cohort)):
+        clock = work.client_clock(position)
+        client = begin(work, work.client_kept(position), clock)
+        for number in range(int(work.steps[position])):
+            draw = work.draws.client(position, number, work.problem.depth)
+            client = step(work, client, draw, at_step(clock, number))
+            if bad := bad_field(client):
+                return f"non-finite {bad} at {place(work, position, number)}"
+    return None

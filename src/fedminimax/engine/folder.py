@@ -1,0 +1,122 @@
+"""The folder of a run.
+
+config.toml         what was asked, resolved          environment.json   versions, machine, executor
+chosen history.jsonl       one line per evaluation           final.safetensors  the result: no time,
+no host checkpoints/        round-NNNNNNN.safetensors, the last two
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedminimax.engine import checkpoint
+from fedminimax.engine.checkpoint import CheckpointError
+
+
+class RunFolder:
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.history = self.path / "history.jsonl"
+        self.final = self.path / "final.safetensors"
+
+    def create(self) -> None:
+        if self.history.exists() or self.final.exists() or self.list_checkpoints():
+            raise FileExistsError(
+                f"{self.path} already holds a run: resume it, or give another folder "
+                f"(fedminimax run --resume {self.path})"
+            )
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+
+    def list_checkpoints(self) -> list[Path]:
+        return sorted(self.checkpoints.glob("round-*.safetensors"))
+
+    def save_checkpoint(
+        self, round: int, tensors: dict[str, Tensor], about: dict[str, Any]
+    ) -> None:
+        checkpoint.write(self.checkpoints / f"round-{round:07d}.safetensors", tensors, about)
+        for old in self.list_checkpoints()[:-2]:
+            old.unlink()
+
+    def last_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        for leftover in self.checkpoints.glob(".*.partial"):
+            leftover.unlink()
+        found = self.list_checkpoints()
+        return checkpoint.read(found[-1]) if found else None
+
+    def append(self, record: dict[str, Any]) -> None:
+        try:
+            with open(self.history, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"could not write {self.history}: {error.strerror}; the last checkpoint is "
+                "intact. Free some space and resume"
+            ) from error
+
+    def read_history(self) -> list[dict[str, Any]]:
+        if not self.history.exists():
+            return []
+        lines = self.history.read_text(encoding="utf-8").splitlines()
+        records = []
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                # a kill in the middle of a line; what follows the last checkpoint is written again
+                break
+        return records
+
+    def cut_history(self, round: int) -> list[dict[str, Any]]:
+        """Records of rounds that the checkpoint has not seen are dropped: they will be made
+        again."""
+        kept = [record for record in self.read_history() if record["round"] <= round]
+        checkpoint.write_bytes(self.history, "".join(json.dumps(r) + "\n" for r in kept).encode())
+        return kept
+
+    def write_json(self, name: str, content: Any) -> None:
+        checkpoint.write_bytes(
+            self.path / name, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+        )
+
+    def read_json(self, name: str) -> Any:
+        path = self.path / name
+        if not path.exists():
+            raise CheckpointError(
+                f"there is no {name} in {self.path}: is this the folder of a run?"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def environment() -> dict[str, Any]:
+    """What else decides the numbers of a run."""
+    from fedminimax import __version__
+
+    return {
+        "fedminimax": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this runs from, if it runs from one."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True
+        )
+    except OSError:
+        return None
+    return found.stdout.strip() or None

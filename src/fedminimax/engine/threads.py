@@ -1,0 +1,32 @@
+"""A client per Python thread, one intra-op thread each: the way of networks whose single step fills
+a core."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from fedminimax.engine.debug import run_client
+from fedminimax.engine.work import Result, Work, stack
+
+
+class Threads:
+    name = "threads"
+
+    def __init__(self, count: int | None = None):
+        self.count = count or torch.get_num_threads()
+        # Each worker computes on one core; two cores are filled by two clients, without a barrier
+        # per operation.
+        self._pool = ThreadPoolExecutor(
+            self.count, "client", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    def run(self, work: Work) -> Result:
+        results = self._pool.map(
+            lambda position: run_client(work, position), range(len(work.cohort))
+        )
+        return stack(list(results))
+
+    def close(self) -> None:
+        self._pool.shutdown()

@@ -1,0 +1,62 @@
+"""All clients at once by torch.func.vmap: the way of small problems, where a call costs more than
+its arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from fedminimax.engine.debug import Debug
+from fedminimax.engine.work import Result, Work, at_step, begin, finish, step
+from fedminimax.types import Clock
+
+_CLOCK = Clock(*(0 if name in ("steps", "client") else None for name in Clock._fields))
+
+
+class Vectorised:
+    name = "vectorised"
+
+    def run(self, work: Work) -> Result:
+        try:
+            return run_stacked(work)
+        except Exception:
+            # vmap cannot say which client failed. If the clients fail alone too, the debug executor
+            # names the place.
+            Debug().run(work)
+            raise
+
+    def close(self) -> None:
+        pass
+
+
+def run_stacked(work: Work) -> Result:
+    """A whole phase of the cohort, as one function of tensors: it also compiles into one graph."""
+    steps = torch.from_numpy(work.steps)
+    clock = work.clock._replace(steps=steps, client=torch.from_numpy(work.cohort))
+    client = vmap(lambda kept, clock: begin(work, kept, clock), in_dims=(0, _CLOCK))(
+        work.kept, clock
+    )
+    unequal = bool((steps != steps[0]).any())
+    for number in range(work.most_steps):
+        draw = work.draws.stacked(number, work.problem.depth)
+        moved = vmap(
+            lambda client, draw, clock: step(work, client, draw, clock), in_dims=(0, 0, _CLOCK)
+        )(client, draw, at_step(clock, number))
+        client = _only_where(number < steps, moved, client) if unequal else moved
+    up, kept = vmap(lambda client, clock: finish(work, client, clock), in_dims=(0, _CLOCK))(
+        client, at_step(clock, work.most_steps)
+    )
+    return Result(up, kept)
+
+
+def _only_where(active: Tensor, new: Any, old: Any) -> Any:
+    """A client that has taken all its steps stays as it was."""
+
+    def choose(n: Tensor, o: Tensor) -> Tensor:
+        return torch.where(active.reshape(-1, *([1] * (n.dim() - 1))), n, o)
+
+    return pytree.tree_map(choose, new, old)

@@ -1,0 +1,1 @@
+"""What a run is judged by: ranking (exact and federated AUC), optimality, cost."""

@@ -1,0 +1,410 @@
+"""The AUC of pooled scores, without the scores leaving the clients.
+
+Clients count their scores per class in common bins, the server adds the counts (it needs nothing
+but sums, so secure aggregation fits underneath) and reports
+
+    auc   = ( sum_b n+_b n-_{<b}  +  half of sum_b n+_b n-_b ) / (n+ n-)
+    bound =                         half of sum_b n+_b n-_b   / (n+ n-)
+
+Pairs in different bins are ordered as the scores are; a pair that shares a bin is counted half and
+is wrong by at most a half. So |auc - exact| <= bound, always. Bins that hold one floating-point
+number only are left out of the bound's sum: their pairs are exact ties, for which a half is right.
+
+The first exchange uses a grid that suits anything; each further one uses edges refined where pairs
+still share bins. Two exchanges of 4,096 bins bring the bound of a typical model below 1e-3. Heavy
+ties at values other than -1, 0, 1/2 and 1 (scores in half precision, small decision trees) may stay
+in the bound until further exchanges have isolated them.
+
+Edges are the interior ones, finite and increasing: bin b is [edges[b-1], edges[b]), the first
+reaches down to -infinity and the last up to +infinity, so no score falls outside.
+
+Small counts. A fine histogram of few rows is the scores. With `least` > 1 a client sends only
+counts that are 0 or at least `least`: before each histogram the server proposes edges, each client
+marks those it can support, the server keeps the edges that all support. Every proposal is tested
+together with all edges used before, so that subtracting two histograms of one evaluation isolates
+no smaller group either. A client with fewer than `least` rows of a class leaves these rows out
+altogether, and the result counts such clients; its AUC and bound are then those of the rows
+reported. This is a rule on counts, not differential privacy: the marks themselves tell a little,
+and so do many evaluations of the same rows.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedminimax.metrics.ranking import Flags, Floats, scores_and_labels
+
+Ask = Callable[..., np.ndarray]
+
+FEWEST_BINS = 16
+LARGEST = float(np.finfo(np.float64).max)
+
+
+class FederatedAUC(NamedTuple):
+    """|auc - exact AUC of the reported rows| <= bound; both are None if a class is missing.
+
+    `bins` belongs to the histogram reported, `exchanges` counts the histograms asked for, and
+    `withheld_positives` and `withheld_negatives` count the clients that had too few rows of the
+    class to report any.
+    """
+
+    auc: float | None
+    bound: float | None
+    bins: int
+    exchanges: int
+    positives: int
+    negatives: int
+    withheld_positives: int = 0
+    withheld_negatives: int = 0
+
+
+def federated_auc(
+    ask: Ask, bins: int = 4096, exchanges: int = 2, least: int = 0, target: float = 0.0
+) -> FederatedAUC:
+    """Drive the exchanges and return the result with the smallest bound.
+
+    `ask(question, *arrays)` puts the question to every client and returns the SUM of their answers,
+    as `answer` makes them. At most `exchanges` histograms are asked for, fewer once the bound is at
+    most `target`.
+
+        >>> sites = [([0.1, 0.9], [0, 1]), ([0.4, 0.3], [0, 1])]
+        >>> ask = lambda question, *arrays: sum(answer(question, *site, *arrays) for site in sites)
+        >>> federated_auc(ask).auc
+        0.75
+    """
+    if exchanges < 1:
+        raise ValueError(
+            f"exchanges is {exchanges}; expected at least 1: nothing is known without a histogram."
+        )
+    edges, used, withheld = first_edges(bins), np.empty(0), (0, 0)
+    results: list[FederatedAUC] = []
+    for exchange in range(1, exchanges + 1):
+        if least > 1:
+            edges, withheld = _agreed(edges, ask("supported", edges, used))
+        counts = _whole(ask("histogram", edges), edges)
+        used = np.union1d(used, edges)
+        negatives, positives = (int(total) for total in counts.sum(axis=1))
+        value, bound = auc_from_counts(counts, edges) or (None, None)
+        results.append(
+            FederatedAUC(
+                value,
+                bound,
+                edges.size + 1,
+                exchange,
+                positives,
+                negatives,
+                withheld[1],
+                withheld[0],
+            )
+        )
+        if bound is None or bound <= target:
+            break
+        edges = refine(edges, counts, bins)
+    best = min(results, key=lambda result: result.bound or 0.0)
+    return best._replace(exchanges=len(results))
+
+
+# The client's side: pure functions of its own rows and of what the server sent.
+
+
+def answer(
+    question: str, scores: ArrayLike, labels: ArrayLike, *arrays: np.ndarray, least: int = 0
+) -> Floats:
+    """A client's answer to a question of `federated_auc`; the server needs only the sum of them.
+
+    "histogram" (edges): the counts, shape (2, bins), negatives first. "supported" (edges, used): a
+    0/1 mark per edge, then three numbers whose sums are the clients that answered, those that
+    withhold their negatives, and those that withhold their positives.
+    """
+    if question == "histogram":
+        (edges,) = arrays
+        return _guarded(histogram(*_reported(scores, labels, least), edges), least)
+    if question == "supported":
+        edges, used = arrays
+        _, positive = scores_and_labels(scores, labels)
+        totals = np.array([np.sum(~positive), np.sum(positive)])
+        return np.concatenate(
+            [supported(scores, labels, edges, least, used), [1.0], _small(totals, least)]
+        )
+    raise ValueError(f"question is {question!r}; expected 'histogram' or 'supported'.")
+
+
+def histogram(scores: ArrayLike, labels: ArrayLike, edges: ArrayLike) -> Floats:
+    """Counts per class and bin, shape (2, len(edges) + 1), negatives first."""
+    values, positive = scores_and_labels(scores, labels)
+    edges = _increasing(edges)
+    which = np.searchsorted(edges, values, side="right")
+    rows = [
+        np.bincount(which[members], minlength=edges.size + 1) for members in (~positive, positive)
+    ]
+    return np.array(rows, dtype=np.float64)
+
+
+def supported(
+    scores: ArrayLike, labels: ArrayLike, edges: ArrayLike, least: int, used: ArrayLike = ()
+) -> Floats:
+    """Mark with 1 edges on which, with those `used`, each class count is 0 or at least `least`.
+
+    Edges are tried by repeated halving, an order that all clients share. Each would support a
+    different set if it went from left to right, and hardly an edge would be common to all; by
+    halving they agree on the coarse edges. Any subset of the marked edges is as good, because
+    joining two bins keeps "0 or at least `least`".
+    """
+    edges, used = _increasing(edges), _increasing(used)
+    values, positive = _reported(scores, labels, least)
+    # A client that was not there when `used` was agreed on can promise nothing.
+    if _small(histogram(values, positive, used), least).any():
+        return np.zeros(edges.size)
+    classes = [np.sort(values[~positive]), np.sort(values[positive])]
+
+    def below(points: Floats) -> list[tuple[int, int]]:
+        negatives, positives = (
+            np.searchsorted(members, points, side="left").tolist() for members in classes
+        )
+        return list(zip(negatives, positives, strict=True))
+
+    def enough(low: tuple[int, int], high: tuple[int, int]) -> bool:
+        return all(count == 0 or count >= least for count in (high[0] - low[0], high[1] - low[1]))
+
+    # An edge is its cut (negatives below, positives below): with no row between them, two edges
+    # are one to this client.
+    cuts = sorted({(0, 0), (classes[0].size, classes[1].size), *below(used)})
+    marks, proposed = np.zeros(edges.size), below(edges)
+    for edge in _halving_order(edges.size):
+        cut = proposed[edge]
+        place = bisect_left(cuts, cut)
+        if cuts[place] == cut:
+            marks[edge] = 1
+        elif enough(cuts[place - 1], cut) and enough(cut, cuts[place]):
+            marks[edge] = 1
+            insort(cuts, cut)
+    return marks
+
+
+# The server's side: pure functions of sums.
+
+
+def first_edges(bins: int = 4096) -> Floats:
+    """At most bins - 1 edges for scores of any kind: logits, probabilities, margins, of any scale.
+
+    Logarithmic in |score| (dense from 2^-24 to 2^24, sparse to the ends of float64), in 1 - score
+    for the sigmoid's upper end, and in |score - 1/2| for the sigmoid of a model that has hardly
+    learnt. The values where outputs pile up, -1, 0, 1/2 and 1, have bins of their own.
+    """
+    if bins < FEWEST_BINS:
+        raise ValueError(
+            f"bins is {bins}; expected at least {FEWEST_BINS}: the bound would say nothing."
+        )
+    piles = np.array([-1.0, 0.0, 0.5, 1.0])
+    rest = bins - 1 - 2 * piles.size
+    near_one = 1 - 2.0 ** -np.linspace(1, 53, rest // 5)
+    off_half = 2.0 ** -np.linspace(3, 24, rest // 32)
+    ends = np.concatenate([near_one, -near_one[::2], 0.5 - off_half, 0.5 + off_half])
+    side = (rest - ends.size) // 2
+    exponents = [np.linspace(-1022, 1023, side // 4), np.linspace(-24, 24, side - side // 4)]
+    sizes = 2.0 ** np.concatenate(exponents)
+    return np.unique(np.concatenate([piles, np.nextafter(piles, np.inf), ends, sizes, -sizes]))
+
+
+def refine(edges: ArrayLike, counts: np.ndarray, bins: int = 4096) -> Floats:
+    """At most bins - 1 edges, spent where pairs of opposite class share a bin.
+
+    A bin with c = n+ n- pairs, split in k, keeps about c / k; so sum c_b / k_b is least for k_b ~
+    sqrt(c_b). Bins are won by joining neighbours: first those whose union has one class only, which
+    costs nothing, then the cheapest.
+    """
+    edges = _increasing(edges)
+    counts = _whole(counts, edges)
+    edges, counts = _keep_edges(edges, counts, _separating(counts))
+    while edges.size + 1 > bins // 2:
+        edges, counts = _keep_edges(
+            edges, counts, _dearest(edges, counts, edges.size + 1 - bins // 2)
+        )
+    weights = np.sqrt(_unordered(counts, edges))
+    if not weights.any():
+        return edges
+    pieces = 1 + np.floor((bins - weights.size) * weights / weights.sum()).astype(int)
+    ends = np.concatenate([[-LARGEST], edges, [LARGEST]])
+    parts = [_split(ends[b], ends[b + 1], pieces[b]) for b in np.flatnonzero(pieces > 1)]
+    return np.unique(np.concatenate([edges, *parts]))
+
+
+def auc_from_counts(
+    counts: np.ndarray, edges: ArrayLike | None = None
+) -> tuple[float, float] | None:
+    """(AUC, bound) of counts of shape (2, bins), negatives first; None if a class is missing.
+
+    With the edges, bins that hold a single number are known to be ties and do not enter the bound.
+    """
+    counts = np.asarray(counts, dtype=np.float64)
+    negatives, positives = counts
+    pairs = negatives.sum() * positives.sum()
+    if pairs == 0:
+        return None
+    lower = np.cumsum(negatives) - negatives
+    ordered, shared = positives @ lower, positives @ negatives
+    unknown = shared if edges is None else _unordered(counts, _increasing(edges)).sum()
+    return float((ordered + shared / 2) / pairs), float(unknown / 2 / pairs)
+
+
+def _agreed(edges: Floats, total: np.ndarray) -> tuple[Floats, tuple[int, int]]:
+    """The edges that all clients support, and the clients that withhold (negatives, positives)."""
+    if np.shape(total) != (edges.size + 3,):
+        raise ValueError(
+            f"the sum of the answers to 'supported' has shape {np.shape(total)}, expected "
+            f"{(edges.size + 3,)}: add up the arrays that `answer` returns."
+        )
+    # The answers are whole numbers; a half leaves room for a transport that rounds.
+    marks, (clients, negatives, positives) = total[:-3], np.rint(total[-3:]).astype(int)
+    return edges[marks > clients - 0.5], (int(negatives), int(positives))
+
+
+def _whole(counts: np.ndarray, edges: Floats) -> Floats:
+    """Counts as whole numbers; noise would make the bound untrue and is refused."""
+    counts = np.asarray(counts, dtype=np.float64)
+    if counts.shape != (2, edges.size + 1):
+        raise ValueError(
+            f"the counts have shape {counts.shape}, expected {(2, edges.size + 1)} for "
+            f"{edges.size} edges: add up the arrays that `histogram` returns for these edges."
+        )
+    whole = np.rint(counts)
+    # Written so that a NaN fails as well.
+    if not (np.all(np.abs(counts - whole) < 1e-3) and np.all(whole >= 0)):
+        raise ValueError(
+            f"the counts range from {counts.min()} to {counts.max()} and are not all whole numbers "
+            ">= 0; the bound holds for plain sums of counts only: send them without "
+            "noise, weights or averaging."
+        )
+    return whole
+
+
+def _increasing(edges: ArrayLike) -> Floats:
+    edges = np.asarray(edges, dtype=np.float64)
+    if edges.ndim != 1 or not np.all(np.isfinite(edges)) or not np.all(edges[1:] > edges[:-1]):
+        raise ValueError(
+            f"edges of shape {edges.shape} are not a finite, strictly increasing vector; pass the "
+            "interior edges, as `first_edges` and `refine` make them."
+        )
+    return edges
+
+
+def _unordered(counts: Floats, edges: Floats) -> Floats:
+    """Per bin, the pairs of opposite class whose order the counts leave open."""
+    single = np.zeros(edges.size + 1, dtype=bool)
+    single[1:-1] = edges[1:] <= np.nextafter(edges[:-1], np.inf)
+    return np.where(single, 0.0, counts[0] * counts[1])
+
+
+def _keep_edges(edges: Floats, counts: Floats, keep: Flags) -> tuple[Floats, Floats]:
+    starts = np.concatenate([[0], np.flatnonzero(keep) + 1])
+    return edges[keep], np.add.reduceat(counts, starts, axis=1)
+
+
+def _separating(counts: Floats) -> Flags:
+    """The edges left when neighbours are joined, from the left, while a class is absent."""
+    columns = counts.T.tolist()
+    negatives, positives = columns[0]
+    keep = np.ones(len(columns) - 1, dtype=bool)
+    for edge, (more_negatives, more_positives) in enumerate(columns[1:]):
+        if (negatives + more_negatives) * (positives + more_positives) == 0:
+            negatives, positives, keep[edge] = (
+                negatives + more_negatives,
+                positives + more_positives,
+                False,
+            )
+        else:
+            negatives, positives = more_negatives, more_positives
+    return keep
+
+
+def _dearest(edges: Floats, counts: Floats, surplus: int) -> Flags:
+    """All edges but at most `surplus` of the cheapest; no two neighbours, whose costs would add."""
+    joined = counts[:, 1:] + counts[:, :-1]
+    open_pairs = _unordered(counts, edges)
+    cost = joined[0] * joined[1] - open_pairs[1:] - open_pairs[:-1]
+    every_other = np.arange(0, edges.size, 2)
+    number = min(surplus, (every_other.size + 1) // 2)
+    keep = np.ones(edges.size, dtype=bool)
+    keep[every_other[np.argsort(cost[every_other], kind="stable")[:number]]] = False
+    return keep
+
+
+GRID = np.concatenate([[-LARGEST], first_edges(), [LARGEST]])
+
+
+def _split(low: float, high: float, pieces: int) -> Floats:
+    """At most pieces - 1 new edges inside [low, high).
+
+    Two of them, if there are that many, give the roundest number a bin of its own: scores in
+    float32 or half precision, saturated or of few distinct values tie at numbers with few digits.
+    The rest lie evenly inside a cell of the first grid, and by cells across several: even spacing
+    would put every edge of [1, infinity) beyond 1e300.
+    """
+    pile = _roundest(low, high)
+    alone = [pile, np.nextafter(pile, np.inf)] if pieces > 2 else []
+    pieces -= len(alone)
+    first = np.searchsorted(GRID, low, side="right") - 1
+    last = np.searchsorted(GRID, high, side="left")
+    if last - first <= 1:
+        return np.concatenate([alone, np.linspace(low, high, pieces + 1)[1:-1]])
+    cells = np.arange(GRID.size, dtype=np.float64)
+    start, stop = np.interp([low, high], GRID, cells)
+    inner = np.linspace(start, stop, pieces + 1)[1:-1]
+    return np.concatenate([alone, np.interp(inner, cells, GRID)])
+
+
+def _roundest(low: float, high: float) -> float:
+    """The number in [low, high) with the fewest binary digits, by the bit patterns of float64.
+
+    Patterns of positive floats are ordered as the floats are, and of the integers in (below, top]
+    the one with most trailing zeros is top with everything under the first differing bit cleared.
+    """
+    if low <= 0 < high:
+        return 0.0
+    sign = 1.0 if low > 0 else -1.0
+    start, stop = (int(pattern) for pattern in np.abs([low, high]).view(np.int64))
+    below, top = (start - 1, stop - 1) if low > 0 else (stop, start)
+    zeros = (below ^ top).bit_length() - 1
+    return sign * float(np.int64(top >> zeros << zeros).view(np.float64))
+
+
+# Small counts, on the client.
+
+
+def _small(counts: np.ndarray, least: int) -> Flags:
+    return (counts > 0) & (counts < least)
+
+
+def _reported(scores: ArrayLike, labels: ArrayLike, least: int) -> tuple[Floats, Flags]:
+    """The rows of the classes that have at least `least` rows."""
+    values, positive = scores_and_labels(scores, labels)
+    totals = np.array([np.sum(~positive), np.sum(positive)])
+    report = ~_small(totals, least)[positive.astype(int)]
+    return values[report], positive[report]
+
+
+def _guarded(counts: Floats, least: int) -> Floats:
+    """The client keeps its own rule, whatever the server asks for."""
+    small = counts[_small(counts, least)]
+    if small.size:
+        raise ValueError(
+            f"the histogram asked for has {small.size} counts between 1 and {least - 1}, and this "
+            f"client sends none below least = {least}: call federated_auc with least={least}, so "
+            "that edges are agreed on first."
+        )
+    return counts
+
+
+def _halving_order(number: int) -> list[int]:
+    order, spans = [], deque([(0, number)])
+    while spans:
+        start, stop = spans.popleft()
+        if start < stop:
+            middle = (start + stop) // 2
+            order.append(middle)
+            spans.extend([(start, middle), (middle + 1, stop)])
+    return order

@@ -1,0 +1,159 @@
+"""Exact ranking measures of scores that are all in one place.
+
+Scores are any real numbers, larger means "more likely positive", and a tie counts half. Labels are
+0 or 1. A measure that needs both classes returns None when one is missing; the caller says so,
+because a number would be invented. For scores that must not leave the clients see `federated_auc`.
+"""
+
+import math
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.metrics import average_precision_score
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+def scores_and_labels(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, Flags]:
+    """Scores as float64 and labels as booleans, both 1-D; anything else is refused."""
+    values, classes = np.asarray(scores, dtype=np.float64), np.asarray(labels)
+    if values.ndim != 1 or values.shape != classes.shape:
+        raise ValueError(
+            f"scores have shape {values.shape} and labels {classes.shape}; expected two vectors of "
+            "the same length: flatten them, one score and one label per row."
+        )
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise ValueError(
+            f"{bad.size} of {values.size} scores are not finite (the first is {values[bad[0]]} at "
+            f"row {bad[0]}); a ranking needs real numbers: look for the round at which the model "
+            "diverged and lower its lr."
+        )
+    strange = classes[(classes != 0) & (classes != 1)]
+    if strange.size:
+        raise ValueError(f"labels hold {strange[0]!s}; expected only 0 and 1: recode the classes.")
+    return values, classes.astype(bool)
+
+
+def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
+    """Share of pairs of opposite class in the right order, ties half; None without both."""
+    values, positive = scores_and_labels(scores, labels)
+    if positive.all() or not positive.any():
+        return None
+    return float(np.mean(_placements(values[positive], values[~positive])[0]))
+
+
+def auprc(scores: ArrayLike, labels: ArrayLike) -> float | None:
+    """Average precision (scikit-learn's, no interpolation); None if a class is missing."""
+    values, positive = scores_and_labels(scores, labels)
+    if positive.all() or not positive.any():
+        return None
+    return float(average_precision_score(positive, values))
+
+
+def auc_interval(
+    scores: ArrayLike, labels: ArrayLike, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Confidence interval of the AUC: DeLong's variance on the logit scale.
+
+    DeLong, DeLong & Clarke-Pearson (1988), with the ranks of Sun & Xu (2014) so that it costs one
+    sort:
+
+        var = var_i(V_i) / n+  +  var_j(W_j) / n-
+
+    where V_i is the share of negatives below positive i and W_j the share of positives above
+    negative j. The logit scale, logit(auc) -+ z sqrt(var) / (auc (1 - auc)), keeps the interval
+    inside (0, 1) and lets it be lopsided near 1, where good models live and where the plain
+    interval must be clipped and covers too little.
+
+    Perfect separation (auc 0 or 1) has an estimated variance of zero, and a bootstrap collapses
+    there too. Then n = min(n+, n-) disjoint pairs are independent trials that all came out alike,
+    so the exact binomial limit ((1 - level) / 2) ** (1 / n) is a valid, wide, bound on that side.
+
+    None if a class has fewer than two rows, or if the variance is zero elsewhere (constant scores):
+    no spread, no interval.
+    """
+    if not 0 < level < 1:
+        raise ValueError(
+            f"level is {level}; expected a share strictly between 0 and 1, such as 0.95."
+        )
+    values, positive = scores_and_labels(scores, labels)
+    smaller = min(int(positive.sum()), int((~positive).sum()))
+    if smaller < 2:
+        return None
+    above, below = _placements(values[positive], values[~positive])
+    centre, tail = float(above.mean()), (1 - level) / 2
+    # Perfect separation is read off the scores: a mean of placements may miss 1 by rounding.
+    if values[positive].min() > values[~positive].max():
+        return tail ** (1 / smaller), 1.0
+    if values[positive].max() < values[~positive].min():
+        return 0.0, 1 - tail ** (1 / smaller)
+    spread = math.sqrt(above.var(ddof=1) / above.size + below.var(ddof=1) / below.size)
+    if spread < 1e-12:
+        return None
+    half = NormalDist().inv_cdf(1 - tail) * spread / (centre * (1 - centre))
+    middle = math.log(centre / (1 - centre))
+    return _logistic(middle - half), _logistic(middle + half)
+
+
+class WorstSite(NamedTuple):
+    """The site with the lowest AUC among those large enough to say, and the names of the others."""
+
+    site: str | None
+    auc: float | None
+    left_out: tuple[str, ...]
+
+
+def worst_site(
+    aucs: Mapping[str, float | None], counts: Mapping[str, tuple[int, int]], least: int = 5
+) -> WorstSite:
+    """Lowest AUC over the sites with at least `least` rows of each class.
+
+    `counts` gives (negatives, positives) per site. The AUC of a handful of rows is noise, and the
+    minimum over sites would pick exactly that noise; so small sites are left out, and named. The
+    first of several equals is taken.
+    """
+    if least < 1:
+        raise ValueError(
+            f"least is {least}; expected at least 1, because one class alone has no AUC."
+        )
+    if set(aucs) != set(counts):
+        odd = sorted(set(aucs) ^ set(counts))
+        raise ValueError(
+            f"site {odd[0]!r} has an AUC or counts but not both; give both for every site."
+        )
+    judged = {site: value for site, value in aucs.items() if min(counts[site]) >= least}
+    left_out = tuple(site for site in aucs if site not in judged)
+    known: dict[str, float] = {}
+    for site, value in judged.items():
+        if value is None or not 0 <= value <= 1:
+            raise ValueError(
+                f"site {site!r} has AUC {value} with {counts[site]} rows per class; expected a "
+                "number in [0, 1]: compute its AUC from the rows that were counted."
+            )
+        known[site] = value
+    if not known:
+        return WorstSite(None, None, left_out)
+    worst = min(known, key=known.__getitem__)
+    return WorstSite(worst, known[worst], left_out)
+
+
+def _placements(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
+    """Share of negatives below each positive, and of positives above each negative, ties half."""
+    ranks = _midranks(np.concatenate([positives, negatives]))
+    above = (ranks[: positives.size] - _midranks(positives)) / negatives.size
+    below = 1 - (ranks[positives.size :] - _midranks(negatives)) / positives.size
+    return above, below
+
+
+def _midranks(values: Floats) -> Floats:
+    _, which, times = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(times) - (times - 1) / 2)[which]
+
+
+def _logistic(value: float) -> float:
+    return (1 + math.tanh(value / 2)) / 2

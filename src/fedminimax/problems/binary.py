@@ -1,0 +1,127 @@
+"""What all binary classifiers share: a network with one output per row, and measures of ranking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from fedminimax.metrics.federated_auc import answer as histogram_answer
+from fedminimax.metrics.federated_auc import federated_auc
+from fedminimax.metrics.ranking import auc, auc_interval, auprc, worst_site
+from fedminimax.problems.network import Network
+from fedminimax.types import Ask, Batch, Point, Problem
+
+
+class BinaryProblem(Problem):
+    """A problem whose x begins with the weights of a network that scores rows; a label above 0 is
+    positive."""
+
+    monitor = "auc"
+    larger_is_better = True
+
+    def __init__(self, module: nn.Module, least_per_bin: int = 0):
+        """`least_per_bin`: the fewest rows that a client counts in a bin of its score histogram."""
+        self.network = Network(module)
+        self.least_per_bin = least_per_bin
+        self._scored: tuple[Tensor, Tensor | None, dict] | None = None
+
+    def raw_scores(self, x: Tensor, batch: Batch) -> Tensor:
+        """One number per row, before any sigmoid, with the batch's own normalisation."""
+        return _one_per_row(self.network(self.network_weights(x), batch.features, batch))
+
+    def network_weights(self, x: Tensor) -> Tensor:
+        return x[: self.network.length]
+
+    def ranking_scores(self, x: Tensor, moments: Tensor | None, features: Tensor) -> Tensor:
+        """The scores that new rows get: evaluation mode, with estimated batch-norm moments."""
+        return _one_per_row(self.network.outputs(self.network_weights(x), features, moments))
+
+    def batch_norm_moments(self, x: Tensor, ask: Ask) -> Tensor | None:
+        """One exchange: the weighted mean over clients of E[x] and E[x^2] at every batch-norm
+        layer."""
+        return ask.mean("moments", x)[0] if self.network.has_norms else None
+
+    def answer(
+        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
+        if question == "moments":
+            return (self.network.moments(self.network_weights(vectors[0]), batch.features),)
+        if question not in ("scores", "ranking", "supported", "histogram"):
+            return super().answer(question, vectors, batch)
+        x, *rest = vectors
+        moments = rest.pop(0) if self.network.has_norms else None
+        scores = self._scores_once(x, moments, batch.features)
+        if question == "scores":
+            return scores, batch.labels
+        rank, labels = scores.double().numpy(), (batch.labels > 0).numpy()
+        if question == "ranking":
+            own = auc(rank, labels)
+            found = [-1.0 if own is None else own, (~labels).sum(), labels.sum()]
+            return (torch.tensor(found, dtype=torch.float64),)
+        arrays = (v.numpy() for v in rest)
+        counts = histogram_answer(question, rank, labels, *arrays, least=self.least_per_bin)
+        return (torch.from_numpy(counts),)
+
+    def _scores_once(self, x: Tensor, moments: Tensor | None, features: Tensor) -> Tensor:
+        # An evaluation asks several questions about the same scores.
+        if self._scored is None or self._scored[0] is not x or self._scored[1] is not moments:
+            self._scored = (x, moments, {})
+        found, rows = self._scored[2], (features.data_ptr(), features.shape)
+        if rows not in found:
+            # The rows stay alive with their scores, so no others can take their address.
+            found[rows] = (features, self.ranking_scores(x, moments, features))
+        return found[rows][1]
+
+    def evaluate(self, point: Point, ask: Ask) -> dict[str, Any]:
+        """AUC pooled, federated (with its bound) and per site, AUPRC, an interval, and the loss."""
+        moments = self.batch_norm_moments(point.x, ask)
+        at = (point.x,) if moments is None else (point.x, moments)
+
+        def summed(question: str, *arrays: np.ndarray) -> np.ndarray:
+            return ask.sum(question, *at, *map(torch.from_numpy, arrays))[0].numpy()
+
+        federated = federated_auc(summed, least=self.least_per_bin)
+        found = super().evaluate(point, ask) | {
+            "auc": federated.auc,
+            "auc_federated": federated.auc,
+            "auc_bound": federated.bound,
+        }
+        if ask.sees_rows:
+            found |= _pooled(ask.each("scores", *at), ask.weights)
+        own = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
+        found["sites"] = {name: (r[0] if r[0] >= 0 else None) for name, r in own.items()}
+        worst = worst_site(found["sites"], {n: (int(r[1]), int(r[2])) for n, r in own.items()})
+        found |= {"worst_site": worst.site, "worst_site_auc": worst.auc}
+        found["sites_too_small"] = list(worst.left_out)
+        found["one_class_sites"] = [name for name, value in found["sites"].items() if value is None]
+        return found
+
+
+def _one_per_row(outputs: Tensor) -> Tensor:
+    if outputs.dim() > 1 and outputs.shape[1:].numel() != 1:
+        raise ValueError(
+            f"the module returns {tuple(outputs.shape[1:])} numbers per row; a binary score is "
+            "one: end it with Linear(..., 1)"
+        )
+    return outputs.reshape(-1)
+
+
+def _pooled(replies: list[tuple[Tensor, ...]], weights: Tensor) -> dict[str, Any]:
+    """Exact measures over all rows; `auc_weighted` weights clients as the run does."""
+    scores = torch.cat([r[0] for r in replies]).double().numpy()
+    labels = (torch.cat([r[1] for r in replies]) > 0).numpy()
+    if (exact := auc(scores, labels)) is None:
+        return {}
+    per_row = np.concatenate(
+        [np.full(len(r[0]), w / len(r[0])) for w, r in zip(weights.tolist(), replies, strict=True)]
+    )
+    return {
+        "auc": exact,
+        "auc_weighted": float(roc_auc_score(labels, scores, sample_weight=per_row)),
+        "auprc": auprc(scores, labels),
+        "auc_interval": auc_interval(scores, labels),
+    }

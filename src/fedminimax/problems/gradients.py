@@ -1,0 +1,59 @@
+"""The oracles: every derivative that a method may ask a problem for, on one client's batch.
+
+Methods call these and nothing else, so that how a derivative is computed can change without
+touching a method.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedminimax.types import Batch, Draw, Point, Problem
+
+
+def gradients(problem: Problem, point: Point, batch: Draw, dual_at: Tensor | None = None) -> Point:
+    """The gradients in x and in y of a problem of depth 1, both at the given point.
+
+    `dual_at` is another x at which the gradient in y is taken, on the same rows (the snapshot
+    methods).
+    """
+    x, y = point.x, point.y
+    if y.numel() == 0:
+        return Point(
+            torch.func.grad(lambda x: problem.outer(x, y, batch[-1]))(x), torch.zeros_like(y)
+        )
+    if dual_at is None:
+        return Point(
+            *torch.func.grad(lambda x, y: problem.outer(x, y, batch[-1]), argnums=(0, 1))(x, y)
+        )
+    return Point(
+        torch.func.grad(lambda x: problem.outer(x, y, batch[-1]))(x),
+        torch.func.grad(lambda y: problem.outer(dual_at, y, batch[-1]))(y),
+    )
+
+
+def outer_gradients(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Point:
+    """The gradients of the last level at an estimate of what the levels before it return."""
+    return gradients(problem, Point(value, y), (batch,))
+
+
+def inner_pullback(
+    problem: Problem, level: int, value: Tensor, vector: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """F_level(value) and its Jacobian there, transposed, times `vector`: one forward and one
+    backward pass."""
+    result, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)
+    return result, pull(vector)[0]
+
+
+def composed_gradients(problem: Problem, point: Point, batch: Draw) -> Point:
+    """The gradients of all levels composed at this one client: exact only if the client is
+    alone."""
+
+    def objective(x: Tensor, y: Tensor) -> Tensor:
+        for level in range(1, problem.depth):
+            x = problem.inner(level, x, batch[level - 1])
+        return problem.outer(x, y, batch[-1])
+
+    return Point(*torch.func.grad(objective, argnums=(0, 1))(*point))

@@ -1,0 +1,173 @@
+"""A torch module as a function of one weight vector.
+
+Batch-norm statistics are a property of (weights, data), not a variable: training normalises with
+the batch's own statistics, and `Network.module` fixes statistics that were estimated for the
+weights it is given.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedminimax.types import Batch
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_OWN_RANDOMNESS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.RReLU,
+)
+_CHUNK = 2048
+
+
+class RowNorm(nn.Module):
+    """Batch normalisation by the statistics of the batch at hand, in which padding rows have no
+    part."""
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        # Replaced in each call by the row weights of a padded batch; empty means that all rows
+        # count the same.
+        self.register_buffer("row_weight", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.row_weight.shape[0] == 0:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        channel = (1, -1, *([1] * (x.dim() - 2)))
+        mean = weighted_moments(x, self.row_weight)[0]
+        variance = weighted_moments(x - mean.reshape(channel), self.row_weight)[1]
+        scaled = (x - mean.reshape(channel)) * torch.rsqrt(variance + self.eps).reshape(channel)
+        if self.weight is None:
+            return scaled
+        return scaled * self.weight.reshape(channel) + self.bias.reshape(channel)
+
+
+def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """E[x] and E[x^2] per channel, over rows by weight and over positions evenly."""
+    flat = x.flatten(2).mean(2) if x.dim() > 2 else x
+    squares = (x * x).flatten(2).mean(2) if x.dim() > 2 else x * x
+    return torch.tensordot(weight, flat, dims=1), torch.tensordot(weight, squares, dims=1)
+
+
+class Network:
+    """The function (vector, rows) -> outputs of a module.
+
+    >>> network = Network(nn.Linear(3, 1))
+    >>> network.length, network(torch.zeros(4), torch.ones(2, 3)).shape
+    (4, torch.Size([2, 1]))
+    """
+
+    def __init__(self, module: nn.Module):
+        for name, part in module.named_modules():
+            if isinstance(part, _OWN_RANDOMNESS) and getattr(part, "p", 1.0) > 0:
+                raise ValueError(
+                    f"the module's part {name!r} ({type(part).__name__}) draws its own random "
+                    "numbers, which would differ "
+                    "between executors and between the two points of one step: remove it, or "
+                    "set its p to 0"
+                )
+        self._plain = copy.deepcopy(module)
+        self._functional = _swap_norms(copy.deepcopy(module))
+        self._norms = [
+            name for name, part in self._functional.named_modules() if isinstance(part, RowNorm)
+        ]
+        parameters = dict(self._functional.named_parameters())
+        self._names = tuple(parameters)
+        self._shapes = tuple(p.shape for p in parameters.values())
+        self._sizes = tuple(p.numel() for p in parameters.values())
+        self.length = sum(self._sizes)
+        if self.length == 0:
+            raise ValueError("the module has no parameters: there is nothing to train")
+        self.has_norms = bool(self._norms)
+        self._local = threading.local()
+
+    def start(self) -> Tensor:
+        """The module's own weights as one vector."""
+        return torch.cat([p.detach().reshape(-1) for p in self._functional.parameters()])
+
+    def weights(self, vector: Tensor) -> dict[str, Tensor]:
+        parts = vector.split(self._sizes)
+        return {n: p.view(s) for n, p, s in zip(self._names, parts, self._shapes, strict=True)}
+
+    def __call__(self, vector: Tensor, rows: Tensor, batch: Batch | None = None) -> Tensor:
+        """The outputs with batch statistics; `batch` tells which rows are padding."""
+        tensors = self.weights(vector)
+        if batch is not None and batch.padding.shape[0]:
+            tensors |= {f"{name}.row_weight": batch.weight for name in self._norms}
+        return functional_call(self._own_module(), tensors, (rows,))
+
+    def moments(self, vector: Tensor, rows: Tensor) -> Tensor:
+        """E[x] and E[x^2] of what enters each batch-norm layer on these rows, layer after layer.
+
+        Layers after the first see activations normalised by this client's own statistics (in
+        chunks): an approximation of what they would see under the merged ones.
+        """
+        module, found = copy.deepcopy(self._functional), {}
+
+        def collect(name: str):
+            def hook(part: nn.Module, arguments: tuple) -> None:
+                x = arguments[0]
+                moments = torch.stack(weighted_moments(x, x.new_full((len(x),), 1.0 / len(rows))))
+                found[name] = found.get(name, 0) + moments
+
+            return hook
+
+        for name in self._norms:
+            module.get_submodule(name).register_forward_pre_hook(collect(name))
+        for chunk in rows.split(_CHUNK):
+            functional_call(module, self.weights(vector), (chunk,))
+        return torch.cat([found[name].reshape(-1) for name in self._norms])
+
+    def module(self, vector: Tensor, moments: Tensor | None = None) -> nn.Module:
+        """The user's own module with these weights, in evaluation mode, with the given batch-norm
+        moments."""
+        module = copy.deepcopy(self._plain).to(vector.dtype).eval()
+        with torch.no_grad():
+            for name, value in self.weights(vector).items():
+                module.get_parameter(name).copy_(value)
+            if moments is not None:
+                parts = moments.split(
+                    [2 * module.get_submodule(n).num_features for n in self._norms]
+                )
+                for name, part in zip(self._norms, parts, strict=True):
+                    mean, square = part.reshape(2, -1)
+                    norm = module.get_submodule(name)
+                    norm.running_mean, norm.running_var = (
+                        mean.clone(),
+                        (square - mean * mean).clamp(min=0),
+                    )
+        return module
+
+    def outputs(self, vector: Tensor, rows: Tensor, moments: Tensor | None = None) -> Tensor:
+        """The outputs in evaluation mode."""
+        module = self.module(vector, moments)
+        with torch.no_grad():
+            return torch.cat([module(chunk) for chunk in rows.split(_CHUNK)])
+
+    def _own_module(self) -> nn.Module:
+        # functional_call swaps tensors inside the module, so threads must not share one; a graph
+        # needs no copy.
+        if torch.compiler.is_compiling():
+            return self._functional
+        if not hasattr(self._local, "module"):
+            self._local.module = copy.deepcopy(self._functional)
+        return self._local.module
+
+
+def _swap_norms(module: nn.Module) -> nn.Module:
+    if isinstance(module, _NORMS):
+        return RowNorm(module)
+    for name, child in module.named_children():
+        setattr(module, name, _swap_norms(child))
+    return module

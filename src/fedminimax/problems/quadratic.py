@@ -1,0 +1,88 @@
+"""The quadratic saddle of the FGDA paper, whose solution is known exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedminimax.random import generator
+from fedminimax.types import Ask, Batch, Point, Problem
+
+
+class Quadratic(Problem):
+    """f_k = tau/2 |x|^2 - ( |y|^2/2 - b_k'y + t_k y'x ), the heterogeneous quadratic saddle
+    (AdaFGDA paper, eq. 12).
+
+    A client's rows are pairs (t, b); their means are its t_k and b_k. The spread of the b_k is the
+    heterogeneity.
+    """
+
+    monitor = "distance"
+
+    def __init__(self, dimension: int, tau: float = 10.0, x0: float = 1.0, y0: float = 1.0):
+        if dimension < 1 or not tau > 0:
+            raise ValueError(
+                f"dimension is {dimension} and tau {tau}; give at least 1, and a number above 0"
+            )
+        self.dimension, self.tau, self.x0, self.y0 = dimension, tau, x0, y0
+
+    def start(self) -> Point:
+        return Point(torch.full((self.dimension,), self.x0), torch.full((self.dimension,), self.y0))
+
+    def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        t, b = (batch.mean(column) for column in batch.rows)
+        return self.tau / 2 * value @ value - (y @ y / 2 - b @ y + t * (y @ value))
+
+    def dual_statistics(self, x: Tensor, batch: Batch) -> Tensor:
+        t, b = (batch.mean(column) for column in batch.rows)
+        return b - t * x
+
+    def dual_from(self, mean: Tensor) -> Tensor:
+        return mean
+
+    def saddle(self, t: Tensor, b: Tensor) -> Point:
+        """The solution when the weighted means over clients are t and b."""
+        y = b / (1 + t * t / self.tau)
+        return Point(t * y / self.tau, y)
+
+    def answer(
+        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
+        if question == "means":
+            return tuple(batch.mean(column) for column in batch.rows)
+        return super().answer(question, vectors, batch)
+
+    def evaluate(self, point: Point, ask: Ask) -> dict[str, Any]:
+        """Squared distances to the exact saddle, and the distance of both players together."""
+        best = self.saddle(*ask.mean("means"))
+        x, y = ((p - q).square().sum() for p, q in zip(point, best, strict=True))
+        measures = {"distance": (x + y).sqrt(), "distance_x2": x, "distance_y2": y}
+        return super().evaluate(point, ask) | {
+            name: float(value) for name, value in measures.items()
+        }
+
+
+def quadratic_rows(
+    clients: int,
+    dimension: int,
+    spread: float,
+    noise: float = 0.0,
+    rows: int = 1,
+    coupling: float = 0.1,
+    seed: int = 0,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rows (t, b) per client: t_k uniform in [0, coupling], b_k normal with standard deviation
+    `spread`, centred over clients.
+
+    With `noise`, each row is the client's b_k plus noise whose mean over the client's rows is zero.
+    """
+    random = generator(seed, "quadratic")
+    t = random.uniform(0, coupling, clients)
+    b = spread * random.standard_normal((clients, dimension))
+    b -= b.mean(0)
+    scatter = noise * random.standard_normal((clients, rows, dimension))
+    scatter -= scatter.mean(1, keepdims=True)
+    return [(np.full(rows, t[k]), b[k] + scatter[k]) for k in range(clients)]

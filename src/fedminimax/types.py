@@ -1,0 +1,309 @@
+"""The contract: what a problem, an algorithm and the engine say to each other.
+
+Everything an algorithm handles is a 1-D tensor or a NamedTuple of 1-D tensors; everything it does
+is a pure function. That is what lets the same method run client by client, under vmap, compiled and
+at real sites.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedminimax.blocks.schedules import Schedule
+
+
+class Point(NamedTuple):
+    """The two players: `x` descends, `y` ascends. A problem without a maximisation has a `y` of
+    length 0."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Batch(NamedTuple):
+    """Rows of one client. `weight` sums to one, so that a mean over rows is a weighted sum and
+    padding is exact.
+
+    >>> batch = batch_of(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0]))
+    >>> batch.mean(batch.features[:, 0])
+    tensor(2.)
+    """
+
+    rows: tuple[Tensor, ...]
+    weight: Tensor
+    # 1 where a row only fills up the shape; of length 0 when every row is real and counts the same
+    padding: Tensor
+
+    @property
+    def features(self) -> Tensor:
+        return self.rows[0]
+
+    @property
+    def labels(self) -> Tensor:
+        return self.rows[1]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over rows of `values`, whose first dimension counts the rows."""
+        return torch.tensordot(self.weight.to(values.dtype), values, dims=1)
+
+
+def batch_of(*rows: Tensor) -> Batch:
+    """A batch in which every given row counts the same."""
+    n = len(rows[0])
+    dtype = rows[0].dtype if rows[0].is_floating_point() else torch.get_default_dtype()
+    weight = torch.full((n,), 1.0 / n, dtype=dtype, device=rows[0].device)
+    return Batch(rows, weight, weight[:0])
+
+
+Draw = tuple[Batch, ...]
+"""What a local step receives: one independent batch per level of the problem, level 1 first."""
+
+
+class Clock(NamedTuple):
+    """Where a run stands, as 0-d integer tensors: a rate that depends on it never makes a compiled
+    round compile again."""
+
+    round: Tensor
+    phase: Tensor
+    step: Tensor  # the local step within the phase
+    iteration: Tensor  # local steps since the run began, this one not counted
+    stage: Tensor
+    steps: Tensor  # how many local steps this client takes in this phase
+    client: Tensor  # this client's number
+    replies: Tensor  # how many clients take part in this phase
+    clients: Tensor  # how many there are
+
+    @staticmethod
+    def at(**numbers: int) -> Clock:
+        """A clock with the given numbers; the others are 0, and 1 for the counts.
+
+        >>> int(Clock.at(round=3).round), int(Clock.at().steps)
+        (3, 1)
+        """
+        counts = {"steps": 1, "replies": 1, "clients": 1}
+        return Clock(*(torch.tensor(numbers.get(f, counts.get(f, 0))) for f in Clock._fields))
+
+
+class Ask(Protocol):
+    """How a problem learns from its clients outside training: a question goes out, vectors come
+    back.
+
+    `mean` weights clients as the run does, `sum` does not, `each` returns one reply per client and
+    is meant for what a client may publish (its own AUC, its counts). `sees_rows` is true only in
+    the simulator, where exact pooled measures can be had. Every call is counted.
+    """
+
+    sees_rows: bool
+    names: tuple[str, ...]
+    weights: Tensor
+    sampled_positive_share: float | None  # of every batch, when batches are class-balanced
+
+    def each(self, question: str, *vectors: Tensor) -> list[tuple[Tensor, ...]]: ...
+
+    def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]: ...
+
+    def sum(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]: ...
+
+
+class Problem(ABC):
+    """min over x, max over y of F_K( ... F_1(x) ... , y), each F_k a mean over clients of what is
+    written here.
+
+    A least-squares problem in full:
+
+    >>> class LeastSquares(Problem):
+    ...     def start(self):
+    ...         return Point(torch.zeros(2), torch.zeros(0))
+    ...     def outer(self, value, y, batch):
+    ...         return batch.mean((batch.features @ value - batch.labels) ** 2)
+    >>> batch = batch_of(torch.eye(2), torch.tensor([1.0, 3.0]))
+    >>> LeastSquares().outer(torch.tensor([1.0, 1.0]), torch.zeros(0), batch)
+    tensor(2.)
+    """
+
+    depth: int = 1  # K, the number of levels
+    monitor: str = "loss"  # the metric that chooses the best round
+    larger_is_better: bool = False
+    client_weights: Literal["uniform", "size"] = "uniform"  # unless the run says otherwise
+    # A problem whose best y for a given x follows from means over rows says how: rows -> numbers,
+    # mean numbers -> y.
+    dual_statistics: Any = None
+    dual_from: Any = None
+
+    @abstractmethod
+    def start(self) -> Point:
+        """Where a run begins unless it is given a point."""
+
+    def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
+        """F_level at one client, for level = 1 .. depth - 1."""
+        raise ValueError(
+            f"{type(self).__name__} has depth {self.depth}: it has no inner level {level}"
+        )
+
+    @abstractmethod
+    def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        """F_K at one client: a number."""
+
+    def project_x(self, x: Tensor) -> Tensor:
+        return x
+
+    def project_y(self, y: Tensor) -> Tensor:
+        return y
+
+    def prepare(self, ask: Ask) -> Problem:
+        """The problem with what only the clients' training rows can tell (a prior, say), before
+        round 0."""
+        return self
+
+    def answer(
+        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
+        """A client's reply, computed on all its rows of the split asked about."""
+        if question == "loss":
+            return (self.composed(vectors[0], vectors[1], batch),)
+        raise ValueError(f"{type(self).__name__} does not answer the question {question!r}")
+
+    def composed(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        """All levels on the same rows: the client's own objective."""
+        for level in range(1, self.depth):
+            x = self.inner(level, x, batch)
+        return self.outer(x, y, batch)
+
+    def evaluate(self, point: Point, ask: Ask) -> dict[str, Any]:
+        """Named measures at the server's point. A name that is not a number (a list of sites, say)
+        is shown, not ranked."""
+        (loss,) = ask.mean("loss", *point)
+        return {"loss": float(loss)}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One exchange of a round: the server broadcasts, the clients receive, step and send, the
+    server aggregates."""
+
+    broadcast: Callable[..., Any]
+    receive: Callable[..., Any]
+    local_step: Callable[..., Any]
+    send: Callable[..., Any]
+    aggregate: Callable[..., Any]
+    steps: int | None = None  # None: what `Algorithm.steps` says for each client
+    data: Literal["minibatch", "whole"] = "minibatch"
+    draw: Literal["fresh", "same"] = "fresh"  # same: the batches of the phase before
+    cohort: Literal["same", "redraw", "all"] = "same"
+    gradients: int = 1  # gradient evaluations per local step
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """A method: its hyper-parameters, and pure functions between four kinds of NamedTuple.
+
+    Server lives at the server, Down is all that travels down, Client lives at a client during a
+    phase, Up is all that travels up. The server sees only the weighted mean of Up. What a method
+    does not define, it inherits, and what is inherited is plain averaging of a Point. So local
+    gradient descent is one function:
+
+    >>> from fedminimax.problems.gradients import gradients
+    >>> @dataclass(frozen=True)
+    ... class Descent(Algorithm):
+    ...     lr: float = 0.5
+    ...     local_steps: int = 1
+    ...     def local_step(self, problem, down, client, batch, clock):
+    ...         return client._replace(x=client.x - self.lr * gradients(problem, client, batch).x)
+    >>> from fedminimax.problems.functions import Minimax
+    >>> problem = Minimax(lambda x, y, batch: batch.mean((batch.rows[0] - x) ** 2), torch.zeros(1))
+    >>> draw = (batch_of(torch.tensor([4.0])),)
+    >>> Descent().local_step(problem, None, problem.start(), draw, Clock.at()).x
+    tensor([4.])
+    """
+
+    keep: ClassVar[tuple[str, ...]] = ()  # the Client fields that live on between phases and rounds
+    init_batches: ClassVar[int] = 0  # mini-batches that init_client needs, per level
+    partial: ClassVar[bool] = False  # does its theory allow some clients to be away?
+    maximises: ClassVar[bool] = True  # does it move y?
+    levels: ClassVar[int | None] = 1  # the depth of problem that it solves; None: any
+    reference: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_rate(type(self).__name__, field.name, getattr(self, field.name))
+
+    def init_server(self, problem: Problem, start: Point) -> Any:
+        return start
+
+    def init_client(self, problem: Problem, down: Any, batch: Draw | None) -> Any:
+        """The state of a client met for the first time; only the `keep` fields are stored."""
+        return None
+
+    def broadcast(self, server: Any, clock: Clock) -> Any:
+        return Point(server.x, server.y)
+
+    def receive(self, down: Any, client: Any, clock: Clock) -> Any:
+        """The client at the start of a phase. Of `client` only the `keep` fields are there, the
+        others are None."""
+        return Point(down.x, down.y)
+
+    @abstractmethod
+    def local_step(
+        self, problem: Problem, down: Any, client: Any, batch: Draw, clock: Clock
+    ) -> Any: ...
+
+    def send(self, down: Any, client: Any, clock: Clock) -> tuple[Any, Any]:
+        """What travels up, and the client that stays behind."""
+        return Point(client.x, client.y), client
+
+    def aggregate(self, problem: Problem, server: Any, mean: Any, clock: Clock) -> Any:
+        return server._replace(x=mean.x, y=mean.y)
+
+    def phase(self, **changes: Any) -> Phase:
+        """The usual exchange, with changes."""
+        hooks = {
+            n: getattr(self, n) for n in ("broadcast", "receive", "local_step", "send", "aggregate")
+        }
+        return Phase(**{**hooks, **changes})
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        return (self.phase(),)
+
+    def steps(self, round: int, client: int) -> int:
+        """Local steps of a client in a round, for the phases that do not say it themselves."""
+        return getattr(self, "local_steps", 1)
+
+    def stage(self, round: int) -> int:
+        return 0
+
+    def point(self, server: Any) -> Point:
+        """What the run returns and evaluates."""
+        return Point(server.x, server.y)
+
+
+def check_rate(owner: str, name: str, value: Any) -> None:
+    """A hyper-parameter that no method could use is refused where it is given."""
+    if name == "local_steps" or name.endswith("_rounds"):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{owner}: {name} is {value!r}; give a whole number of at least 1")
+    elif name == "lr" or name.endswith(("_lr", "_rate", "proximal")):
+        number = isinstance(value, int | float) and math.isfinite(value) and value >= 0
+        if not number and not isinstance(value, Schedule):
+            raise ValueError(
+                f"{owner}: {name} is {value!r}; give a finite number of at least 0, or a schedule"
+            )
+
+
+class Cost(NamedTuple):
+    """What a run has spent so far, summed over clients."""
+
+    gradients: int = 0  # mini-batch (or whole-data) gradient evaluations
+    rows: int = 0  # rows that those went over
+    bytes_up: int = 0
+    bytes_down: int = 0
+    exchanges: int = 0  # sequential: the latency of a run is this many round trips
+
+    def __add__(self, other: tuple) -> Cost:  # type: ignore[override]
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
