@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedminimax.data.folder import Folder, read_table
+from fedminimax.data.folder import Folder
 from fedminimax.data.sites import DataError, Schema
+from fedminimax.data.tables import read_table
 
 GOOD = "age,sex,num\n60,m,1\n50,f,0\n"
 
@@ -39,7 +40,8 @@ def test_sites_are_the_files_in_sorted_order(tmp_path):
     assert [site.name for site in sites] == ["north", "south", "west"]
     assert sites[1].columns == schema.features == ("age", "sex=f", "sex=m")
     np.testing.assert_array_equal(sites[0].features, [[np.nan, 0, 1], [50, 1, 0]])
-    assert sites[1].labels.tolist() == [1, 0] and notes == []
+    assert sites[1].labels.tolist() == [1, 0]
+    assert notes == []
     assert [site.name for site in Folder(str(tmp_path), "num").sites()] == [
         "north",
         "south",
@@ -50,7 +52,8 @@ def test_sites_are_the_files_in_sorted_order(tmp_path):
 def test_windows_lines_quotes_blank_lines_and_a_quoted_break_are_read(tmp_path):
     write(tmp_path, a='age,"note, long",num\r\n1,"x\ny",1\r\n\r\n2,z,0\r\n')
     sites, _, schema = reading(tmp_path)
-    assert schema.columns[1].codes == ("x\ny", "z") and len(sites[0]) == 2
+    assert schema.columns[1].codes == ("x\ny", "z")
+    assert len(sites[0]) == 2
 
 
 def test_npz_and_csv_give_the_same_site(tmp_path):
@@ -59,7 +62,8 @@ def test_npz_and_csv_give_the_same_site(tmp_path):
     np.savez(tmp_path / "b.npz", features=features, labels=[1, 0], columns=["age", "bmi"])
     a, b = reading(tmp_path).sites
     np.testing.assert_array_equal(a.features, b.features)
-    assert a.columns == b.columns and a.labels.tolist() == b.labels.tolist()
+    assert a.columns == b.columns
+    assert a.labels.tolist() == b.labels.tolist()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,8 @@ def test_other_files_are_noted(tmp_path):
 def test_more_than_two_labels_are_one_against_the_rest_and_said_so(tmp_path):
     write(tmp_path, a="x,num\n1,0\n2,1\n3,2\n")
     sites, notes, schema = reading(tmp_path, positive="2")
-    assert sites[0].labels.tolist() == [0, 0, 1] and schema.negative == ("0", "1")
+    assert sites[0].labels.tolist() == [0, 0, 1]
+    assert schema.negative == ("0", "1")
     assert notes == ["label 'num': '0', '1' all count as negative"]
 
 
@@ -242,8 +247,10 @@ def test_new_rows_are_read_as_in_training(tmp_path):
     write(tmp_path, new="id,num,sex,age\n7,sick,m,60\n8,well,f,?\n9,well,x,50\n")
     rows = read_table(tmp_path / "new.csv", stored)
     np.testing.assert_array_equal(rows.features, sites[0].features)
-    assert rows.labels is not None and rows.labels.tolist() == [1, 0, 0]
-    assert rows.columns == sites[0].columns and list(rows.lines) == [2, 3, 4]
+    assert rows.labels is not None
+    assert rows.labels.tolist() == [1, 0, 0]
+    assert rows.columns == sites[0].columns
+    assert list(rows.lines) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("text", ["sex,age\nm,60\n", "sex,age,num\nm,60,\n"])

@@ -7,9 +7,9 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from fedminimax.data.folder import raw_csv, read_table
 from fedminimax.data.heart import FILES, HEADER, Heart
 from fedminimax.data.sites import DataError
+from fedminimax.data.tables import raw_csv, read_table
 
 # Of the files as UCI publishes them.
 SHA256 = {
@@ -51,7 +51,8 @@ def test_the_flamby_subset_has_flambys_counts():
         *("cp=2", "cp=3", "cp=4", "restecg=1", "restecg=2"),
     )
     assert not any(np.isnan(site.features).any() for site in sites)
-    assert (sites[2].features[:, 3] == 0).all() and notes == []
+    assert (sites[2].features[:, 3] == 0).all()
+    assert notes == []
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -67,7 +68,8 @@ def test_every_cell_is_coded_as_documented(name):
                 assert group[column] == float(text)
             else:
                 chosen = f"{column}={int(float(text))}"
-                assert group == {code: float(code == chosen) for code in group} and chosen in group
+                assert group == {code: float(code == chosen) for code in group}
+                assert chosen in group
         assert site.labels[i] == (int(row[-1]) > 0)
 
 
@@ -120,14 +122,14 @@ def test_bad_and_missing_cells_of_new_rows(tmp_path):
     assert np.isnan(read(thal="-9.0").features[0, -3:]).all()
     assert np.isnan(read(chol="0").features).sum() == 1
     with pytest.raises(
-        DataError, match="new.csv, line 2: column 'cp' holds '5'.*'1', '2', '3', '4'"
+        DataError, match=r"new\.csv, line 2: column 'cp' holds '5'.*'1', '2', '3', '4'"
     ):
         read(cp="5")
 
 
 def test_a_file_without_header_counts_its_lines_from_one():
     text = "\n".join([",".join(raw("va")[0]), "1,2"])
-    with pytest.raises(DataError, match="va.data, line 2: 2 cells, but the header has 14"):
+    with pytest.raises(DataError, match=r"va\.data, line 2: 2 cells, but the header has 14"):
         raw_csv("va", "va.data", text, "num", header=HEADER)
 
 

@@ -15,7 +15,9 @@ def make(name="a", columns=("age", "cp=1", "cp=2"), labels=(0, 1)):
 def test_a_site_holds_its_rows_in_the_promised_types():
     site = Site("a", ["age"], [[1], [2], [None]], np.array([True, False, True]))  # type: ignore[arg-type]
     assert (site.features.dtype, site.labels.dtype) == (np.float64, np.int64)
-    assert site.columns == ("age",) and len(site) == 3 and np.isnan(site.features[2, 0])
+    assert site.columns == ("age",)
+    assert len(site) == 3
+    assert np.isnan(site.features[2, 0])
     assert site.take([2, 0]).labels.tolist() == [1, 1]
     assert site.take(np.array([False, True, False])).features.tolist() == [[2.0]]
 

@@ -111,6 +111,7 @@ def test_other_bad_input_is_refused():
 def test_it_survives_json_to_the_last_bit():
     got = fit(Heart().sites())
     back = Standardiser.from_json(json.loads(json.dumps(got.to_json())))
-    assert back.columns == got.columns and back.floats_up == got.floats_up
+    assert back.columns == got.columns
+    assert back.floats_up == got.floats_up
     np.testing.assert_array_equal(back.mean, got.mean)
     np.testing.assert_array_equal(back.scale, got.scale)

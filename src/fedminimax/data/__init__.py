@@ -1,1 +1,10 @@
-"""Sites, their data and how it is cut."""
+"""The data sets, by the name that an experiment gives them."""
+
+from __future__ import annotations
+
+from fedminimax.data.folder import Folder
+from fedminimax.data.heart import Heart
+from fedminimax.data.pooled import Pooled
+from fedminimax.data.synthetic import QuadraticData
+
+DATASETS = {"heart": Heart, "folder": Folder, "pooled": Pooled, "quadratic": QuadraticData}

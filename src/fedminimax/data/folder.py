@@ -1,13 +1,8 @@
-"""A user's own data: a CSV or npz file per site in a folder, and new rows to score."""
+"""A user's own data: a CSV or npz file per site in a folder."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,7 +11,6 @@ import numpy as np
 
 from fedminimax.data.sites import (
     MISSING,
-    Cells,
     Column,
     DataError,
     Schema,
@@ -35,8 +29,7 @@ from fedminimax.data.sites import (
     repeated,
     union,
 )
-
-SUFFIXES = (".csv", ".csv.gz", ".npz")
+from fedminimax.data.tables import SUFFIXES, Raw, encode, labels_of, open_table, stem
 
 
 class Reading(NamedTuple):
@@ -45,31 +38,6 @@ class Reading(NamedTuple):
     sites: list[Site]
     notes: list[str]
     schema: Schema
-
-
-class Rows(NamedTuple):
-    """Rows to score: like a `Site`, but with labels only where the table has them."""
-
-    columns: tuple[str, ...]
-    features: np.ndarray  # (n, d) float64, NaN = missing
-    labels: np.ndarray | None  # (n,) int64
-    lines: Sequence[int]  # where each row stands in its file
-
-
-@dataclass(frozen=True)
-class Raw:
-    """One file as it was written; nothing is interpreted yet."""
-
-    name: str
-    file: str
-    names: Sequence[str]  # all columns of the file; `cells` holds those that are used
-    cells: dict[str, Cells]
-    labels: Sequence[object] | None
-    lines: Sequence[int]
-    unit: str = "line"
-
-    def where(self, row: int) -> str:
-        return f"{self.file}, {self.unit} {self.lines[row]}"
 
 
 @dataclass(frozen=True)
@@ -114,7 +82,13 @@ class Folder:
 
     def read(self) -> Reading:
         files, notes = _files(Path(self.path).expanduser())
-        raws = [_open(file, self.label, lambda name: name not in self.drop) for file in files]
+        reading = self.read_files(files)
+        return reading._replace(notes=notes + reading.notes)
+
+    def read_files(self, files: Sequence[Path]) -> Reading:
+        """The same for files named one by one."""
+        notes: list[str] = []
+        raws = [open_table(file, self.label, lambda name: name not in self.drop) for file in files]
         for raw in raws:
             self._check_file(raw)
         self._check_options(raws)
@@ -237,42 +211,9 @@ class Folder:
         return (positive,), negative, [note] if len(negative) > 1 else []
 
 
-def read_table(
-    path: str | Path, schema: Schema, unknown: Literal["refuse", "missing"] = "refuse"
-) -> Rows:
-    """New rows in the columns a model was trained on; others are ignored, the label may be absent.
-
-    A code that training never saw is refused, or, with unknown = "missing", imputed like a missing
-    value.
-    """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise DataError(f"There is no file {str(file)!r}; give a CSV, csv.gz or npz file.")
-    wanted = {column.name for column in schema.columns}
-    raw = _open(file, schema.label, wanted.__contains__)
-    lack = [column.name for column in schema.columns if column.name not in raw.cells]
-    if lack:
-        raise DataError(
-            f"{raw.file} lacks the columns {listed(lack, 30)}, which the model was trained on; its "
-            f"columns are {listed(raw.names, 30)}.{nearest(lack[0], raw.names)}"
-        )
-    if not len(raw.lines):
-        raise DataError(f"{raw.file} has no rows; give at least one to score.")
-    return Rows(schema.features, encode(raw, schema, unknown), _labels(raw, schema), raw.lines)
-
-
-def encode(raw: Raw, schema: Schema, unknown: str = "refuse") -> np.ndarray:
-    """The features of a raw table, in the schema's order."""
-    parts = [
-        column.encode(raw.cells[column.name], schema.missing, raw.where, unknown)
-        for column in schema.columns
-    ]
-    return np.concatenate(parts, axis=1)
-
-
 def site(raw: Raw, schema: Schema) -> Site:
     """A raw table whose every row has a label, as a site."""
-    labels = _labels(raw, schema)
+    labels = labels_of(raw, schema)
     if labels is None:
         raise DataError(
             f"{raw.file} has no labels in column {schema.label!r}; training needs them."
@@ -293,20 +234,6 @@ def absent(sites: Sequence[Site], schema: Schema) -> list[str]:
             )
         start = stop
     return notes
-
-
-def _labels(raw: Raw, schema: Schema) -> np.ndarray | None:
-    markers = {plain(marker) for marker in schema.missing}
-    if raw.labels is None or all(is_missing(label, markers) for label in raw.labels):
-        return None
-    value = {**dict.fromkeys(schema.negative, 0), **dict.fromkeys(schema.positive, 1)}
-    for i, label in enumerate(raw.labels):
-        if plain(label) not in value:
-            raise DataError(
-                f"{raw.where(i)}: the label {schema.label!r} is {plain(label)!r}, but one of "
-                f"{listed(value)} is needed. Correct it, or leave out the label column."
-            )
-    return np.array([value[plain(label)] for label in raw.labels], np.int64)
 
 
 class _Look(NamedTuple):
@@ -385,7 +312,7 @@ def _files(folder: Path) -> tuple[list[Path], list[str]]:
     there = [
         file for file in folder.iterdir() if file.is_file() and not file.name.startswith((".", "~"))
     ]
-    files = sorted((file for file in there if file.name.lower().endswith(SUFFIXES)), key=_stem)
+    files = sorted((file for file in there if file.name.lower().endswith(SUFFIXES)), key=stem)
     others = sorted(file.name for file in there if file not in files)
     if not files:
         found = f"it holds {listed(others)}" if others else "it is empty"
@@ -393,153 +320,8 @@ def _files(folder: Path) -> tuple[list[Path], list[str]]:
             f"The folder {str(folder)!r} has no {named(SUFFIXES)} file ({found}); put in one per "
             "site."
         )
-    if twice := repeated(map(_stem, files)):
+    if twice := repeated(map(stem, files)):
         raise DataError(
             f"Two files of {str(folder)!r} are called {twice[0]!r}; keep one file per site."
         )
     return files, [f"ignored, neither CSV nor npz: {named(others)}"] if others else []
-
-
-def _stem(file: Path) -> str:
-    suffix = max(
-        (end for end in SUFFIXES if file.name.lower().endswith(end)), key=len, default=file.suffix
-    )
-    return file.name[: len(file.name) - len(suffix)]
-
-
-def _open(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
-    """Read a file, with everything that can go wrong turned into a sentence that names it."""
-    if not file.name.lower().endswith(SUFFIXES):
-        raise DataError(f"{file.name} is not one of {named(SUFFIXES)}; save the table as CSV.")
-    if file.name.lower().endswith(".npz"):
-        return _npz(file, label, wanted)
-    return raw_csv(_stem(file), file.name, _text(file), label, wanted)
-
-
-def _text(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-        data = gzip.decompress(data) if file.name.lower().endswith(".gz") else data
-        return data.decode("utf-8-sig")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{file.name} is not a whole gzip file ({error}); copy it again."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file.name} is not UTF-8 text (byte {error.start}); save it as UTF-8."
-        ) from error
-
-
-def raw_csv(
-    name: str,
-    file: str,
-    text: str,
-    label: str,
-    wanted: Callable[[str], bool] = lambda name: True,
-    header: Sequence[str] = (),
-) -> Raw:
-    """The wanted columns and the label of a CSV text; its first line is the header unless given."""
-    first = ",".join(header) + "\n" if header else ""
-    reader = csv.reader(io.StringIO(first + text, newline=""), strict=True)
-    rows, lines, start = [], [], 1
-    try:
-        for row in reader:
-            if row:
-                rows.append(row)
-                lines.append(start - bool(header))
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"{file}, from line {start}: this is not CSV ({error}); correct the quotes."
-        ) from error
-    if not rows:
-        raise DataError(f"{file} is empty; it needs a header row and at least one row of data.")
-    names = [column.strip() for column in rows[0]]
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != len(names):
-            raise DataError(
-                f"{file}, line {line}: {len(row)} cells, but the header has {len(names)}; correct "
-                "the line."
-            )
-    used = [i for i, column in enumerate(names) if column == label or wanted(column)]
-    if twice := repeated(names[i] for i in used):
-        raise DataError(f"{file} has column {twice[0]!r} more than once; rename or remove one.")
-    columns = {names[i]: [row[i].strip() for row in rows[1:]] for i in used}
-    labels = columns.pop(label, None)
-    cells: dict[str, Cells] = dict(columns)
-    if "" in cells:
-        raise DataError(
-            f"{file}: column {names.index('') + 1} has no name (a row number written by pandas or "
-            "R?); name it, "
-            'or leave it out with drop = [""].'
-        )
-    return Raw(name, file, names, cells, labels, lines[1:])
-
-
-def _npz(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
-    arrays = _arrays(file)
-    if "features" not in arrays:
-        raise DataError(
-            f"{file.name} has the arrays {listed(arrays)}; `features` is needed, and `labels` to "
-            "train."
-        )
-    features, labels = arrays["features"], arrays.get("labels")
-    if features.ndim != 2 or features.dtype.kind not in "biuf":
-        raise DataError(
-            f"{file.name}: `features` is {features.dtype} of shape {features.shape}; give numbers "
-            "of shape (rows, columns)."
-        )
-    if labels is not None and labels.shape != (len(features),):
-        raise DataError(
-            f"{file.name}: `labels` has shape {labels.shape} for {len(features)} rows; give one "
-            "label per row."
-        )
-    names = _names(file.name, arrays)
-    if label in names and wanted(label):
-        raise DataError(
-            f"{file.name}: the label {label!r} is also a column of `features`; name it in `drop`."
-        )
-    used = [i for i, name in enumerate(names) if wanted(name)]
-    if twice := repeated(names[i] for i in used):
-        raise DataError(
-            f"{file.name} has column {twice[0]!r} more than once; rename or remove one."
-        )
-    values = features.astype(np.float64)
-    cells: dict[str, Cells] = {names[i]: values[:, i] for i in used}
-    text = None if labels is None else _texts(labels)
-    return Raw(_stem(file), file.name, names, cells, text, range(len(values)), unit="row")
-
-
-def _arrays(file: Path) -> dict[str, np.ndarray]:
-    try:
-        # Pickle would let a data file run code.
-        held = np.load(file, allow_pickle=False)
-        if not isinstance(held, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one bare array")
-        with held:
-            return {key: held[key] for key in held.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{file.name} cannot be read as npz of plain arrays ({error}); save it with np.savez, "
-            "without objects."
-        ) from error
-
-
-def _names(file: str, arrays: dict[str, np.ndarray]) -> list[str]:
-    count = arrays["features"].shape[1]
-    if "columns" not in arrays:
-        return [f"feature {i}" for i in range(count)]
-    if arrays["columns"].shape != (count,):
-        raise DataError(
-            f"{file}: `columns` has shape {arrays['columns'].shape} for {count} columns; give one "
-            "name per column."
-        )
-    return [str(name).strip() for name in _texts(arrays["columns"])]
-
-
-def _texts(values: np.ndarray) -> list[object]:
-    if values.dtype.kind == "S":
-        return [value.decode("utf-8", "replace") for value in values.tolist()]
-    # A boolean label means what it says: 1 and 0.
-    return (values.astype(np.int64) if values.dtype.kind == "b" else values).tolist()

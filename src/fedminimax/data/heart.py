@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedminimax.data.folder import Raw, Reading, absent, encode, raw_csv, site
+from fedminimax.data.folder import Reading, absent, site
 from fedminimax.data.sites import MISSING, Column, DataError, Schema, Site, check_alike
+from fedminimax.data.tables import Raw, encode, raw_csv
 
 # fmt: off
 HEADER = (

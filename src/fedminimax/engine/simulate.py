@@ -328,6 +328,7 @@ class _Trainer:
                 "identity": self.identity,
                 "round": run.rounds,
                 "outcome": outcome,
+                "best": None if self.best is None else [self.best.round, self.best.value],
             }
             checkpoint.write(self.folder.final, tensors, about)
         return run

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.random import generator
 from fedminimax.types import Ask, Batch, Point, Problem
 
 
@@ -65,24 +63,7 @@ class Quadratic(Problem):
         }
 
 
-def quadratic_rows(
-    clients: int,
-    dimension: int,
-    spread: float,
-    noise: float = 0.0,
-    rows: int = 1,
-    coupling: float = 0.1,
-    seed: int = 0,
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows (t, b) per client: t_k uniform in [0, coupling], b_k normal with standard deviation
-    `spread`, centred over clients.
+def quadratic_rows(clients: int, dimension: int, spread: float, **options: Any) -> list[tuple]:
+    from fedminimax.data.synthetic import QuadraticData
 
-    With `noise`, each row is the client's b_k plus noise whose mean over the client's rows is zero.
-    """
-    random = generator(seed, "quadratic")
-    t = random.uniform(0, coupling, clients)
-    b = spread * random.standard_normal((clients, dimension))
-    b -= b.mean(0)
-    scatter = noise * random.standard_normal((clients, rows, dimension))
-    scatter -= scatter.mean(1, keepdims=True)
-    return [(np.full(rows, t[k]), b[k] + scatter[k]) for k in range(clients)]
+    return QuadraticData(clients, dimension, spread, **options).client_rows()

@@ -1,0 +1,237 @@
+"""The command line: fedminimax demo | run | compare | list | predict."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedminimax.config import CHOICES, Experiment
+from fedminimax.data.tables import read_table
+from fedminimax.engine.simulate import FINISHED, Run
+from fedminimax.engine.work import ClientError
+from fedminimax.experiment import (
+    build,
+    experiment_of,
+    load,
+    preparation,
+    resume,
+    run_experiment,
+    scores,
+)
+from fedminimax.metrics.ranking import auc
+from fedminimax.report.demo import demo
+from fedminimax.report.tables import Compared, compare_table, list_table, number_text
+
+RUNS = Path("runs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except (ValueError, OSError, ClientError) as error:
+        print(f"fedminimax: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedminimax: interrupted; go on with --resume", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedminimax", description=sys.modules["fedminimax"].__doc__
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "demo", help="four hospitals train one classifier; a table at the end"
+    )
+    command.add_argument("--folder", type=Path, help="where to write (default: runs/demo-N)")
+    command.add_argument("--splits", type=int, default=5, help="random splits to average over")
+    command.set_defaults(command=_demo)
+
+    command = commands.add_parser("run", help="run an experiment from a TOML file")
+    command.add_argument("config", type=Path, help="a TOML file; with --resume also a run's folder")
+    command.add_argument("changes", nargs="*", metavar="key=value", help="such as method.lr=0.05")
+    command.add_argument("--folder", type=Path, help="where to write (default: runs/NAME-N)")
+    command.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    command.add_argument("--quiet", action="store_true", help="print nothing but the result")
+    command.add_argument("--json", action="store_true", help="print the result as one JSON line")
+    command.set_defaults(command=_run)
+
+    command = commands.add_parser("compare", help="finished runs side by side")
+    command.add_argument("folders", nargs="+", type=Path, metavar="RUN")
+    command.add_argument("--json", action="store_true", help="print one JSON line per run")
+    command.set_defaults(command=_compare)
+
+    command = commands.add_parser("list", help="what an experiment can name, one sentence each")
+    plural = {"methods": "method", "problems": "problem", "data": "data", "models": "model"}
+    command.add_argument("what", nargs="?", choices=plural, help="only these")
+    command.set_defaults(command=lambda o: _list([plural[o.what]] if o.what else list(CHOICES)))
+
+    command = commands.add_parser("predict", help="score new rows with a finished run")
+    command.add_argument("folder", type=Path, metavar="RUN")
+    command.add_argument(
+        "table", type=Path, help="a CSV file with the columns of the training data"
+    )
+    command.add_argument("-o", "--output", type=Path, help="where to write (default: the screen)")
+    command.set_defaults(command=_predict)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    quiet = options.quiet or options.json
+    show = _Progress(quiet)
+    if options.resume:
+        if options.changes:
+            raise ValueError(
+                f"--resume goes on with the settings of the run, so {options.changes[0]!r} cannot "
+                "be changed: leave it out, or start a new run"
+            )
+        folder = _to_resume(options)
+        show.begin(experiment_of(folder))
+        run = resume(folder, **show.callbacks)
+    else:
+        experiment = Experiment.from_file(options.config, options.changes)
+        built = build(experiment)
+        for note in [] if quiet else built.notes:
+            print(f"note: {note}")
+        folder = options.folder or numbered(RUNS, options.config.stem)
+        show.begin(experiment)
+        run = run_experiment(experiment, folder, built=built, **show.callbacks)
+    show.end()
+    _tell(run, folder, options)
+    return 0 if run.outcome == FINISHED or run.outcome.startswith("stopped early") else 1
+
+
+def _to_resume(options: argparse.Namespace) -> Path:
+    if options.folder is not None:
+        return options.folder
+    if options.config.is_dir():
+        return options.config
+    made = sorted(RUNS.glob(f"{options.config.stem}-*"), key=lambda p: p.stat().st_mtime)
+    if not made:
+        raise ValueError(f"there is no run of {options.config.stem} in {RUNS}/: give --folder")
+    return made[-1]
+
+
+def _tell(run: Run, folder: Path, options: argparse.Namespace) -> None:
+    last = run.history[-1]
+    if options.json:
+        result = {"folder": str(folder), "outcome": run.outcome, "rounds": run.rounds, **last}
+        print(json.dumps(result))
+        return
+    split = "test" if "test" in last else "train"
+    metrics = {k: v for k, v in last[split].items() if isinstance(v, int | float)}
+    print(
+        f"{run.outcome}; {split} " + ", ".join(f"{k} {number_text(v)}" for k, v in metrics.items())
+    )
+    print(f"run folder: {folder}")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    runs = []
+    for folder in options.folders:
+        experiment = experiment_of(folder)
+        runs.append(
+            Compared(str(folder), experiment.method.name, experiment.problem.name, load(folder))
+        )
+    table = compare_table(runs)
+    if options.json:
+        for entry in runs:
+            about = {"folder": entry.folder, "method": entry.method, "problem": entry.problem}
+            print(json.dumps({**about, "outcome": entry.run.outcome, **entry.run.history[-1]}))
+    else:
+        Console().print(table)
+    return 0
+
+
+def _list(sections: list[str]) -> int:
+    console = Console()
+    for section in sections:
+        console.print(list_table(section))
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    run = load(options.folder)
+    schema, standardiser = preparation(options.folder)
+    table = read_table(options.table, schema)
+    found = scores(run, torch.from_numpy(standardiser.transform(table.features))).tolist()
+    target = (
+        open(options.output, "w", newline="", encoding="utf-8") if options.output else sys.stdout
+    )
+    try:
+        writer = csv.writer(target)
+        writer.writerow(["line", "score"])
+        writer.writerows(zip(table.lines, (f"{score:.6f}" for score in found), strict=True))
+    finally:
+        if options.output:
+            target.close()
+    if table.labels is not None:
+        value = auc(found, table.labels)
+        text = "not defined: the labels are of one class" if value is None else f"{value:.4f}"
+        print(f"AUC on the {len(found)} labelled rows: {text}", file=sys.stderr)
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    return demo(options.folder or numbered(RUNS, "demo"), options.splits)
+
+
+def numbered(parent: Path, name: str) -> Path:
+    """The first of name-1, name-2, ... that is not there yet."""
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"
+
+
+class _Progress:
+    """A bar with round, metric and time left on a terminal; a line per evaluation elsewhere."""
+
+    def __init__(self, quiet: bool):
+        self.bar: Progress | None = None
+        self.quiet = quiet
+        self.started = time.perf_counter()
+        self.callbacks = {} if quiet else {"on_record": self.on_record, "on_round": self.on_round}
+
+    def begin(self, experiment: Experiment) -> None:
+        self.metric = CHOICES["problem"][experiment.problem.name].monitor
+        self.rounds = experiment.run.rounds
+        if not self.quiet and sys.stdout.isatty():
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[metric]}"))
+            self.bar = Progress(TextColumn("round"), *columns, TimeRemainingColumn())
+            self.task = self.bar.add_task("", total=self.rounds, metric="")
+            self.bar.start()
+
+    def on_round(self, round: int) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=round)
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        split = next(s for s in ("validation", "test", "train") if s in record)
+        text = f"{split} {self.metric} {number_text(record[split].get(self.metric))}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=record["round"], metric=text)
+        else:
+            spent = time.perf_counter() - self.started
+            print(f"round {record['round']}/{self.rounds}  {text}  {spent:.1f} s", flush=True)
+
+    def end(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

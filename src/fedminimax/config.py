@@ -1,0 +1,322 @@
+"""An experiment as a file: TOML sections, each read into the dataclass or class that it names.
+
+No option is defined here. What a section accepts is what its class accepts, with the class's own
+defaults and types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedminimax.algorithms import METHODS
+from fedminimax.blocks.schedules import SCHEDULES, Schedule
+from fedminimax.data import DATASETS
+from fedminimax.data.prepare import Split
+from fedminimax.models import MODELS
+from fedminimax.problems import PROBLEMS
+
+Table = dict[str, Any]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used: what it is, what was expected, what to do."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the run goes.
+
+    batch_size 0 means all rows of a client. weights, when not given, are the problem's own.
+    sampled_positives is the share of positives in class-balanced batches.
+    """
+
+    rounds: int = 100
+    seed: int = 0
+    batch_size: int = 32
+    sampling: Literal["epoch", "iid", "balanced"] = "epoch"
+    sampled_positives: float = 0.5
+    weights: Literal["uniform", "size"] | None = None
+    cohort: int | None = None
+    allow_partial: bool = False
+    executor: Literal["auto", "debug", "threads", "vectorised"] = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    evaluate_every: int = 10
+    checkpoint_every: int | None = None
+    stop_early: int | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section that names one of several classes, with the options given to it."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+# What is supplied to the class of a section, so that a file does not give it.
+SUPPLIED: dict[str, tuple[str, ...]] = {"problem": ("module", "dimension")}
+CHOICES: dict[str, dict[str, Any]] = {
+    "data": DATASETS,
+    "model": MODELS,
+    "problem": PROBLEMS,
+    "method": METHODS,
+}
+FIXED: dict[str, type] = {"split": Split, "run": Settings}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run."""
+
+    data: Part
+    problem: Part
+    method: Part
+    model: Part | None = None
+    split: Split = dataclasses.field(default_factory=Split)
+    run: Settings = dataclasses.field(default_factory=Settings)
+
+    @staticmethod
+    def from_table(table: Table) -> Experiment:
+        known = [*CHOICES, *FIXED]
+        for section in table:
+            if section not in known:
+                raise ConfigError(f"unknown section [{section}]; {_hint(section, known)}")
+        parts: Table = {}
+        for section, choices in CHOICES.items():
+            if section in table:
+                parts[section] = _part(section, table[section], choices)
+            elif section != "model":
+                raise ConfigError(
+                    f'there is no section [{section}]; add one with name = "...", one of: '
+                    + ", ".join(choices)
+                )
+        for section, kind in FIXED.items():
+            parts[section] = kind(**_options(kind, table.get(section, {}), section))
+        return Experiment(**parts)
+
+    @staticmethod
+    def from_file(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
+        """The experiment in a TOML file, with key=value changes from a command line."""
+        return Experiment.from_table(changed(read_toml(path), changes))
+
+    def to_table(self) -> Table:
+        """All settings, resolved: what a run folder records."""
+        table: Table = {}
+        for section in CHOICES:
+            part = getattr(self, section)
+            if part is not None:
+                defaults = _defaults(CHOICES[section][part.name], section)
+                table[section] = {"name": part.name, **defaults, **part.options}
+        for section in FIXED:
+            fixed = getattr(self, section)
+            table[section] = {f.name: getattr(fixed, f.name) for f in dataclasses.fields(fixed)}
+        return table
+
+    def make(self, section: str, **supplied: Any) -> Any:
+        """The object that a section describes."""
+        part = getattr(self, section)
+        if part is None:
+            raise ConfigError(f"there is no section [{section}], but this problem needs one")
+        kind = CHOICES[section][part.name]
+        wanted = {name: value for name, value in supplied.items() if name in _parameters(kind)}
+        try:
+            return kind(**part.options, **wanted)
+        except TypeError as error:
+            raise ConfigError(f"[{section}] {part.name}: {error}") from error
+
+
+def read_toml(path: str | Path) -> Table:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {str(path)!r}; give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def changed(table: Table, changes: Iterable[str]) -> Table:
+    """The table with changes such as method.lr=0.05, or lr=0.05 where only one section has it."""
+    table = {section: dict(values) for section, values in table.items()}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise ConfigError(f"{change!r} is not a change; write section.key=value")
+        section, dot, key = name.strip().partition(".")
+        if not dot:
+            section, key = _owner(table, name.strip()), name.strip()
+        target = table.setdefault(section, {})
+        if section in CHOICES and key == "name" and target.get("name") != _value(text):
+            target.clear()  # the options of another class mean nothing to this one
+        target[key] = _value(text)
+    return table
+
+
+def write_toml(table: Table) -> str:
+    """A table of sections as TOML text; options that are None are left out."""
+    lines = []
+    for section, values in table.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {_text(value)}" for key, value in values.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def described(kind: Any) -> str:
+    """The first sentence of a class's docstring."""
+    text = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
+    return " ".join(text.split())
+
+
+def _part(section: str, values: Table, choices: dict[str, Any]) -> Part:
+    if not isinstance(values, dict) or "name" not in values:
+        raise ConfigError(
+            f'section [{section}] has no name; add name = "...", one of: {", ".join(choices)}'
+        )
+    name = values["name"]
+    if name not in choices:
+        raise ConfigError(f"[{section}] name is {name!r}; {_hint(str(name), choices)}")
+    rest = {key: value for key, value in values.items() if key != "name"}
+    return Part(name, _options(choices[name], rest, section))
+
+
+def _options(kind: Any, values: Table, section: str) -> Table:
+    if not isinstance(values, dict):
+        raise ConfigError(f"[{section}] is {values!r}; write it as a section of key = value lines")
+    parameters = _parameters(kind)
+    accepted = _keys(kind, section)
+    for key in values:
+        if key not in accepted:
+            raise ConfigError(f"[{section}] has no key {key!r}; {_hint(key, accepted)}")
+    for name in accepted:
+        if parameters[name].default is inspect.Parameter.empty and name not in values:
+            raise ConfigError(f"[{section}] needs the key {name!r}")
+    hints = _hints(kind)
+    return {k: _coerced(v, hints.get(k, Any), f"[{section}] {k}") for k, v in values.items()}
+
+
+def _defaults(kind: Any, section: str) -> Table:
+    given = {name: _parameters(kind)[name].default for name in _keys(kind, section)}
+    return {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
+
+
+def _keys(kind: Any, section: str) -> list[str]:
+    """The keys that a section with this class accepts."""
+    return [name for name in _parameters(kind) if name not in SUPPLIED.get(section, ())]
+
+
+def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(kind).parameters
+
+
+def _hints(kind: Any) -> Table:
+    target = kind if dataclasses.is_dataclass(kind) else kind.__init__
+    return typing.get_type_hints(target)
+
+
+def _coerced(value: Any, hint: Any, where: str) -> Any:
+    """The value as the type that is asked for, or a sentence."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _one_of(value, arguments, where)
+    if origin is Literal:
+        if value not in arguments:
+            raise ConfigError(f"{where} is {value!r}; {_hint(str(value), arguments)}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} is {value!r}; give a list")
+        return tuple(_coerced(item, arguments[0], where) for item in value)
+    if inspect.isclass(hint) and issubclass(hint, Schedule):
+        return _schedule(value, where)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if hint in (int, bool, str) and type(value) is hint:
+        return value
+    expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    raise ConfigError(f"{where} is {value!r}; give {expected.get(hint, hint)}")
+
+
+def _one_of(value: Any, hints: Sequence[Any], where: str) -> Any:
+    if value is None and type(None) in hints:
+        return None
+    if isinstance(value, dict):
+        return _schedule(value, where)
+    for hint in hints:
+        usable = not (inspect.isclass(hint) and issubclass(hint, Schedule | types.NoneType))
+        if usable:
+            return _coerced(value, hint, where)
+    raise ConfigError(f"{where} is {value!r}; give a table")
+
+
+def _schedule(value: Any, where: str) -> Schedule:
+    if isinstance(value, Schedule):
+        return value
+    if not isinstance(value, dict) or "kind" not in value:
+        raise ConfigError(
+            f'{where} is {value!r}; give a number, or a schedule such as {{kind = "step_decay", '
+            "value = 0.1, at = [50, 75]}"
+        )
+    kind = value["kind"]
+    if kind not in SCHEDULES:
+        raise ConfigError(f"{where}: schedule {kind!r}; {_hint(str(kind), SCHEDULES)}")
+    options = {k: v for k, v in value.items() if k != "kind"}
+    return SCHEDULES[kind](**_options(SCHEDULES[kind], options, where.strip("[]")))
+
+
+def _owner(table: Table, key: str) -> str:
+    """The section that a key without one belongs to."""
+    keys: dict[str, list[str]] = {}
+    for section in (*CHOICES, *FIXED):
+        name = table.get(section, {}).get("name")
+        kind: Callable | None = FIXED.get(section) or CHOICES[section].get(name)
+        keys[section] = [] if kind is None else _keys(kind, section)
+    owners = [section for section in keys if key in keys[section]]
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        written = " or ".join(f"{section}.{key}" for section in owners)
+        raise ConfigError(f"{key!r} is a key of several sections; write {written}")
+    known = [name for names in keys.values() for name in names]
+    raise ConfigError(f"no section has a key {key!r}; {_hint(key, known)}")
+
+
+def _hint(given: str, known: Iterable[Any]) -> str:
+    names = [str(name) for name in known]
+    near = difflib.get_close_matches(given, names, n=1)
+    listed = "known: " + ", ".join(dict.fromkeys(names))
+    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Schedule):
+        kind = next(name for name, cls in SCHEDULES.items() if type(value) is cls)
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        inside = ", ".join(f"{k} = {_text(v)}" for k, v in {"kind": kind, **fields}.items())
+        return "{" + inside + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_text(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    # JSON's strings and numbers are TOML's, but for the sign of an infinity, which no option takes.
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,87 @@
+"""From sites' tables to the clients of a run: split, thin, impute and standardise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedminimax.data.folder import Reading
+from fedminimax.data.imbalance import keep_positives
+from fedminimax.data.sites import DataError, Schema, Site
+from fedminimax.data.split import stratified_split
+from fedminimax.data.statistics import Standardiser, fit
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the rows of each site are used.
+
+    positive_share thins the positives of the training and validation rows of every site to that
+    share; the test rows stay as they are, as in the papers. standardise: with means and variances
+    that the sites send as sums; without it, missing values are imputed and nothing is scaled.
+    """
+
+    train: float = 0.6
+    validation: float = 0.2
+    test: float = 0.2
+    positive_share: float | None = None
+    standardise: bool = True
+    seed: int = 0
+
+
+class Prepared(NamedTuple):
+    """Rows per client and split, and what is needed to treat new rows alike."""
+
+    names: tuple[str, ...]
+    rows: dict[str, list[tuple[np.ndarray, np.ndarray]]]
+    standardiser: Standardiser
+    schema: Schema
+    notes: list[str]
+
+    def about(self) -> dict[str, Any]:
+        return {"standardiser": self.standardiser.to_json(), "schema": self.schema.to_json()}
+
+
+def prepare(reading: Reading, split: Split) -> Prepared:
+    """Only sums of the training rows decide how rows are imputed and scaled."""
+    parts = split_sites(reading.sites, split)
+    standardiser = fit(parts["train"])
+    if not split.standardise:
+        ones = np.ones_like(standardiser.scale)
+        standardiser = Standardiser(standardiser.columns, standardiser.mean, ones)
+    return Prepared(
+        tuple(site.name for site in reading.sites),
+        {name: [rows(standardiser, site) for site in sites] for name, sites in parts.items()},
+        standardiser,
+        reading.schema,
+        reading.notes,
+    )
+
+
+def split_sites(sites: list[Site], split: Split) -> dict[str, list[Site]]:
+    """The sites' rows by use; a use with a fraction of 0 is left out."""
+    fractions = (split.train, split.validation, split.test)
+    parts: dict[str, list[Site]] = {"train": [], "validation": [], "test": []}
+    for number, site in enumerate(sites):
+        cut = stratified_split(site.labels, fractions, split.seed, number)
+        for (name, collected), index, fraction in zip(parts.items(), cut, fractions, strict=True):
+            if not fraction:
+                continue
+            if not len(index):
+                raise DataError(
+                    f"Site {site.name!r} has {len(site)} rows, too few for {name} rows; give it "
+                    f"more, leave it out, or set split.{name} = 0."
+                )
+            if split.positive_share is not None and name != "test":
+                place = 2 * number + (name == "validation")
+                kept = keep_positives(site.labels[index], split.positive_share, split.seed, place)
+                index = index[kept]
+            collected.append(site.take(index))
+    return {name: collected for name, collected in parts.items() if collected}
+
+
+def rows(standardiser: Standardiser, site: Site) -> tuple[np.ndarray, np.ndarray]:
+    """A site's rows as a run takes them."""
+    return standardiser.transform(site.features), site.labels.astype(np.float64)

@@ -1,0 +1,85 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from fedminimax.config import CHOICES, described
+from fedminimax.engine.simulate import Run
+
+
+class Compared(NamedTuple):
+    """A run as `compare` shows it."""
+
+    folder: str
+    method: str
+    problem: str
+    run: Run
+
+
+def bytes_text(number: float) -> str:
+    """1234567 -> '1.2 MB'"""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError
+
+
+def list_table(section: str) -> Table:
+    """The classes that a section of an experiment may name, with one sentence each."""
+    table = Table(title=section, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, kind in CHOICES[section].items():
+        table.add_row(name, described(kind))
+    return table
+
+
+def compare_table(runs: Sequence[Compared]) -> Table:
+    """Runs side by side, the best first, judged on validation rows where there are any."""
+    metric, larger = _common_metric(runs)
+    ranked = sorted(runs, key=lambda r: _ranking(r.run, metric, larger))
+    split = "validation" if "validation" in ranked[0].run.history[-1] else "train"
+    table = Table(title=f"{metric} ({'higher' if larger else 'lower'} is better)")
+    for heading in ("run", "method", "problem", "rounds", split, "test", "gradients", "up", "down"):
+        table.add_column(heading, justify="left" if heading in ("run", "method") else "right")
+    for entry in ranked:
+        last = entry.run.history[-1]
+        table.add_row(
+            entry.folder,
+            entry.method,
+            entry.problem,
+            str(last["round"]),
+            number_text(last.get(split, {}).get(metric)),
+            number_text(last.get("test", {}).get(metric)),
+            str(last["gradients"]),
+            bytes_text(last["bytes_up"]),
+            bytes_text(last["bytes_down"]),
+        )
+    return table
+
+
+def number_text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "-"
+
+
+def _common_metric(runs: Sequence[Compared]) -> tuple[str, bool]:
+    kinds = {(r.run.problem.monitor, r.run.problem.larger_is_better) for r in runs}
+    if len(kinds) > 1:
+        names = ", ".join(sorted(metric for metric, _ in kinds))
+        raise ValueError(
+            f"these runs are judged by different metrics ({names}): compare like with like"
+        )
+    return kinds.pop()
+
+
+def _ranking(run: Run, metric: str, larger: bool) -> float:
+    last = run.history[-1]
+    value = last.get("validation", last.get("train", {})).get(metric)
+    if value is None:
+        return float("inf")
+    return -value if larger else value

@@ -1,0 +1,524 @@
+"""What every method must do, row by row, and the identities that tie methods together."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rows import (
+    FLOATS,
+    ROWS,
+    Row,
+    auc,
+    cross_entropy,
+    extra_floats,
+    federation_of,
+    labelled,
+    labelled_rows,
+    least_squares,
+    linear_auc,
+    noise_free,
+    noisy,
+    noisy_by_size,
+    quadratic,
+    wide_quadratic,
+)
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedminimax.algorithms import METHODS
+from fedminimax.algorithms.coda_plus import CodaPlus
+from fedminimax.algorithms.codasca import Codasca
+from fedminimax.algorithms.fedavg import FedAvg
+from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.algorithms.npa import NPA
+from fedminimax.blocks.schedules import Stagewise
+from fedminimax.data.clients import Clients
+from fedminimax.engine.debug import Debug
+from fedminimax.engine.round import play_round
+from fedminimax.engine.simulate import Run, simulate
+from fedminimax.engine.work import Result, Work
+from fedminimax.problems.functions import Minimax
+from fedminimax.problems.gradients import gradients
+from fedminimax.types import Algorithm, Phase, Point, Problem
+
+every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+SHORT = 3  # rounds: one more than the short stages have
+
+
+def run(row: Row, rounds: int = 2, executor: str = "debug", **options: Any) -> Run:
+    options = {"dtype": torch.float64, "evaluate_every": 1000, **options}
+    return simulate(
+        row.problem(), row.algorithm, row.clients(), rounds, executor=executor, **options
+    )
+
+
+def close(a: Point, b: Point, within: float) -> bool:
+    return all(
+        bool((p - q).abs().max() <= within * q.abs().max().clamp(min=1e-3))
+        for p, q in zip(a, b, strict=True)
+        if q.numel()
+    )
+
+
+def equal(a: Any, b: Any) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+def test_every_method_has_a_row():
+    assert set(METHODS.values()) == {type(row.algorithm) for row in ROWS} == set(FLOATS)
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+# Where a run arrives.
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in ROWS if r.distance is not None], ids=lambda row: row.name
+)
+def test_the_distance_to_the_saddle_is_what_theory_promises(row):
+    assert row.distance is not None
+    low, high = row.distance
+    found = run(row, row.rounds, "vectorised")
+    assert found.outcome == "finished"
+    assert low <= found.history[-1]["train"]["distance"] <= high
+    # Where it arrived does not depend on when it was stopped: a floor, not an unfinished descent.
+    later = run(row, row.rounds + 50, "vectorised")
+    assert low <= later.history[-1]["train"]["distance"] <= high
+
+
+def test_the_floor_of_local_steps_falls_with_the_rate():
+    """The bias of local SGDA is proportional to rate x steps; CODASCA has none to begin with."""
+
+    def floor(lr: float) -> float:
+        row = Row("", LocalSGDA(lr, lr, local_steps=8), wide_quadratic, noise_free)
+        return run(row, round(20 / lr / 8), "vectorised").history[-1]["train"]["distance"]
+
+    assert 5 < floor(0.04) / floor(0.004) < 20
+
+
+def test_the_saddle_of_the_far_rows_is_a_saddle():
+    problem = wide_quadratic()
+    clients = noise_free().to(torch.float64)
+    t, b = (torch.stack([clients.train.rows(k)[i][0] for k in range(10)]).mean(0) for i in (0, 1))
+    best = problem.saddle(t, b)
+    slopes = [gradients(problem, best, (clients.train.batch(k),)) for k in range(10)]
+    for player in zip(*slopes, strict=True):
+        assert float(torch.stack(player).mean(0).abs().max()) < 1e-13
+    assert float(torch.stack([g.y for g in slopes]).abs().max()) > 1  # and the clients disagree
+
+
+# Identities.
+
+
+@dataclass(frozen=True)
+class Uncontrolled(Codasca):
+    """CODASCA whose controls are frozen at 0."""
+
+    def send(self, down: Any, client: Any, clock: Any) -> tuple[Any, Any]:
+        up, client = super().send(down, client, clock)
+        none = {"control_x": torch.zeros_like(down.x), "control_y": torch.zeros_like(down.y)}
+        return up._replace(**none), client._replace(**none)
+
+
+SAME_PROBLEMS = pytest.mark.parametrize(
+    ("problem", "clients"), [(quadratic, noisy), (quadratic, noisy_by_size), (auc, labelled)]
+)
+ONE_STAGE = {"lr": 0.1, "local_steps": 4, "stage_rounds": 100}
+
+
+def identical(one: Algorithm, other: Algorithm, problem, clients, within: float = 0.0) -> None:
+    a, b = (run(Row("", method, problem, clients), 3) for method in (one, other))
+    assert equal(a.point, b.point) if within == 0 else close(a.point, b.point, within)
+    assert not equal(a.point, Point(*(v.double() for v in problem().start())))
+
+
+@SAME_PROBLEMS
+def test_codasca_without_controls_is_coda_plus(problem, clients):
+    bare = Uncontrolled(**ONE_STAGE, proximal=0.3, server_lr=1.0)
+    plus = CodaPlus(**ONE_STAGE, proximal=0.3, stage_output="last")
+    identical(bare, plus, problem, clients, within=1e-13)
+    controlled, bare = (
+        run(Row("", m, problem, clients), 3) for m in (Codasca(**ONE_STAGE, proximal=0.3), bare)
+    )
+    assert not close(controlled.point, bare.point, 1e-6)
+
+
+@SAME_PROBLEMS
+def test_coda_plus_without_proximal_term_is_local_sgda(problem, clients):
+    plus = CodaPlus(**ONE_STAGE, proximal=0.0)
+    identical(plus, LocalSGDA(0.1, 0.1, local_steps=4), problem, clients)
+
+
+@SAME_PROBLEMS
+def test_coda_plus_with_one_step_is_npa(problem, clients):
+    stages = {"lr": Stagewise(0.1), "proximal": 0.3, "stage_rounds": 2}
+    identical(CodaPlus(**stages, local_steps=1), NPA(**stages), problem, clients)
+
+
+@pytest.mark.parametrize("problem", [cross_entropy, least_squares])
+def test_local_sgda_without_a_dual_is_fedavg(problem):
+    identical(LocalSGDA(0.1, 0.7, local_steps=4), FedAvg(0.1, local_steps=4), problem, labelled)
+
+
+@every_row
+def test_identical_clients_are_one_client(row):
+    """Four of them, so that their mean is exact: the same bits as one machine alone."""
+    rows = row.clients().train.rows(0)
+
+    def copies(count: int) -> Clients:
+        return Clients([rows] * count, batch_size=None)
+
+    rounds = min(row.rounds, 5)
+    alone, together = (run(replace(row, clients=lambda n=n: copies(n)), rounds) for n in (1, 4))
+    assert equal(alone.point, together.point)
+
+
+# CODASCA's controls.
+
+
+class Recorder:
+    """The debug executor, with the last result at hand."""
+
+    name = "recorder"
+
+    def run(self, work: Work) -> Result:
+        self.work, self.result = work, Debug().run(work)
+        return self.result
+
+    def close(self) -> None:
+        pass
+
+
+CODASCA_ROWS = pytest.mark.parametrize(
+    "row", [r for r in ROWS if isinstance(r.algorithm, Codasca)], ids=lambda row: row.name
+)
+
+
+@CODASCA_ROWS
+def test_the_mean_of_the_controls_is_the_server_s(row):
+    algorithm = row.algorithm
+    federation, state, store = federation_of(row.problem(), algorithm, row.clients())
+    seen = 0
+    for _ in range(min(row.rounds, 5)):
+        state = play_round(federation, state, store, Debug())
+        if algorithm.ends(state.round - 1):
+            assert not state.server.control_x.any()
+            assert not state.server.control_y.any()
+            continue
+        for field, common in ((1, state.server.control_x), (2, state.server.control_y)):
+            own = torch.stack([store.states[k][field] for k in range(len(federation.clients))])
+            mean = federation.weights @ (own - common)
+            assert float(mean.abs().max()) <= 1e-12 * float(own.abs().max())
+            assert float((own - common).abs().max()) > 0
+            seen += 1
+    assert seen
+
+
+@pytest.mark.parametrize("problem", [quadratic, linear_auc])
+@pytest.mark.parametrize("server_lr", [1.0, 1.3])
+def test_the_two_equations_for_controls_agree(problem, server_lr):
+    """Eq. (6), from displacements, against what the clients keep, eq. (7), for a constant rate."""
+    algorithm = Codasca(lr=0.1, proximal=0.2, local_steps=4, stage_rounds=100, server_lr=server_lr)
+    clients = noisy() if problem is quadratic else labelled()
+    federation, state, store = federation_of(problem(), algorithm, clients)
+    recorder = Recorder()
+    for _ in range(4):
+        before, kept = state.server, dict(store.states)
+        state = play_round(federation, state, store, recorder)
+        up = recorder.result.up
+        for k in range(len(federation.clients)):
+            _, old_x, old_y = kept.get(k, (None, 0.0, 0.0))
+            new_x = old_x - before.control_x + (before.x - up.x[k]) / (4 * 0.1)
+            new_y = old_y - before.control_y + (up.y[k] - before.y) / (4 * 0.1)
+            assert torch.allclose(store.states[k][1], new_x, rtol=1e-10, atol=1e-12)
+            assert torch.allclose(store.states[k][2], new_y, rtol=1e-10, atol=1e-12)
+
+
+@CODASCA_ROWS
+def test_identical_clients_need_no_correction(row):
+    rows = row.clients().train.rows(0)
+    clients = Clients([rows] * 4, batch_size=None)
+    federation, state, store = federation_of(row.problem(), row.algorithm, clients)
+    for _ in range(min(row.rounds, 5)):
+        state = play_round(federation, state, store, Debug())
+        if not row.algorithm.ends(state.round - 1):
+            for k in range(4):
+                assert equal(store.states[k][1:], state.server[2:])
+                assert bool(store.states[k][1].any())
+
+
+# Executors, seeds and cohorts.
+
+
+@every_row
+@pytest.mark.parametrize("cohort", [None, 3])
+def test_executors_agree(row, cohort):
+    options: dict[str, Any] = {"cohort": cohort, "allow_partial": True, "seed": 3}
+    reference = run(row, 2, "debug", **options)
+    assert reference.outcome == "finished"
+    for executor in ("threads", "vectorised"):
+        found = run(row, 2, executor, **options)
+        assert close(found.point, reference.point, 1e-10), executor
+        counted = [
+            {k: r[k] for k in ("gradients", "rows", "bytes_up", "bytes_down", "exchanges")}
+            for r in (found.history[-1], reference.history[-1])
+        ]
+        assert counted[0] == counted[1]
+
+
+@every_row
+@pytest.mark.parametrize("executor", ["debug", "threads", "vectorised"])
+def test_a_seed_fixes_every_bit(row, executor):
+    first, again = (run(row, SHORT, executor, seed=4) for _ in range(2))
+    assert equal(first.point, again.point)
+
+
+@every_row
+def test_another_seed_is_another_run(row):
+    options: dict[str, Any] = {"executor": "vectorised"}
+    if row.clients().batch_size is None:
+        # Whole batches leave nothing to chance but who takes part.
+        options |= {"cohort": 3, "allow_partial": True}
+    one, other = (run(row, 2, seed=seed, **options) for seed in (4, 5))
+    assert not close(one.point, other.point, 1e-6)
+
+
+def test_a_cohort_is_not_the_whole():
+    row = Row("", FedAvg(0.1, 2), least_squares, labelled)
+    some, everyone = run(row, 2, cohort=3), run(row, 2)
+    assert not close(some.point, everyone.point, 1e-6)
+    counted = [r.history[-1]["gradients"] for r in (some, everyone)]
+    assert counted == [2 * 2 * 3, 2 * 2 * 5]
+    with pytest.raises(ValueError, match="allow_partial"):
+        run(replace(row, algorithm=LocalSGDA(0.1, 0.1, 2)), 2, cohort=3)
+
+
+@dataclass(frozen=True)
+class Uneven(FedAvg):
+    """Client k takes k + 1 steps, and what it sends depends on how far its clock has come."""
+
+    def steps(self, round: int, client: int) -> int:
+        return client + 1
+
+    def send(self, down: Any, client: Any, clock: Any) -> tuple[Any, Any]:
+        scale = 1.0 + 0.1 * clock.step + 0.01 * clock.iteration + 0.001 * clock.steps
+        return Point(client.x * scale, client.y), client
+
+
+def test_executors_agree_on_unequal_steps():
+    row = Row("", Uneven(0.1), least_squares, labelled)
+    reference = run(row, 2, "debug")
+    assert reference.history[-1]["gradients"] == 2 * (1 + 2 + 3 + 4 + 5)
+    for executor in ("threads", "vectorised"):
+        assert close(run(row, 2, executor).point, reference.point, 1e-10), executor
+
+
+# Purity, shapes and precision.
+
+
+def leaves(values: Any) -> list[Tensor]:
+    return [v for v in pytree.tree_leaves(values) if isinstance(v, Tensor)]
+
+
+class Watch:
+    """A phase whose hooks are checked: inputs unchanged, the same outputs for the same inputs."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype, self.calls = dtype, set()
+
+    def phase(self, phase: Phase) -> Phase:
+        names = ("broadcast", "receive", "local_step", "send", "aggregate")
+        return replace(phase, **{n: self.hook(n, getattr(phase, n)) for n in names})
+
+    def hook(self, name: str, function: Any) -> Any:
+        def checked(*arguments: Any) -> Any:
+            before = [v.clone() for v in leaves(arguments)]
+            found = function(*arguments)
+            assert equal(leaves(arguments), before), f"{name} changes what it is given"
+            assert equal(leaves(function(*arguments)), leaves(found)), f"{name} is not pure"
+            for value in leaves(found):
+                assert value.dtype == self.dtype, f"{name} returns {value.dtype}"
+                assert not value.requires_grad
+            if name == "local_step":
+                self.alike(name, arguments[2], found)
+            if name == "aggregate":
+                self.alike(name, arguments[1], found)
+            self.calls.add(name)
+            return found
+
+        return checked
+
+    @staticmethod
+    def alike(name: str, old: Any, new: Any) -> None:
+        assert type(old) is type(new), name
+        for field, a, b in zip(old._fields, old, new, strict=True):
+            # A sum may begin as the number 0.
+            assert a.shape == b.shape or a.dim() == 0, f"{name} changes the shape of {field}"
+
+
+@every_row
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_hooks_are_pure_and_keep_shapes_and_types(row, dtype, monkeypatch):
+    watch, kind = Watch(dtype), type(row.algorithm)
+    plain = kind.phases
+    monkeypatch.setattr(kind, "phases", lambda s, r: tuple(map(watch.phase, plain(s, r))))
+    federation, state, store = federation_of(
+        row.problem(), row.algorithm, row.clients(), dtype=dtype
+    )
+    shapes = [v.shape for v in state.server]
+    kept = None
+    for _ in range(SHORT):
+        state = play_round(federation, state, store, Debug())
+        assert [v.shape for v in state.server] == shapes
+        now = {k: [v.shape for v in values] for k, values in store.states.items()}
+        assert kept is None or now == kept
+        kept = now
+        assert all(v.dtype == dtype for values in store.states.values() for v in values)
+    assert watch.calls == {"broadcast", "receive", "local_step", "send", "aggregate"}
+    point = row.algorithm.point(state.server)
+    assert [v.shape for v in point] == [v.shape for v in row.problem().start()]
+
+
+@every_row
+def test_precisions_agree_roughly(row):
+    double, single = (
+        run(row, 2, "vectorised", dtype=dtype) for dtype in (torch.float64, torch.float32)
+    )
+    assert single.point.x.dtype == single.point.y.dtype == torch.float32
+    assert close(Point(*(v.double() for v in single.point)), double.point, 1e-3)
+
+
+# Costs.
+
+
+@every_row
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_floats_sent_per_round(row, dtype):
+    found = run(row, SHORT, "vectorised", evaluate_every=1, dtype=dtype)
+    x, y = (v.numel() for v in row.problem().start())
+    per_float = len(row.clients()) * dtype.itemsize
+    assert len(found.history) == SHORT + 1
+    for before, after in zip(found.history, found.history[1:], strict=False):
+        number = before["round"]
+        up, down = FLOATS[type(row.algorithm)](x, y)
+        more_up, more_down = extra_floats(row, number)
+        sent = {way: (after[way] - before[way]) / per_float for way in ("bytes_up", "bytes_down")}
+        assert sent == {"bytes_up": up + more_up, "bytes_down": down + more_down}
+        exchanges = after["exchanges"] - before["exchanges"]
+        assert exchanges == len(row.algorithm.phases(number))
+
+
+@every_row
+def test_gradients_counted_are_those_taken(row, monkeypatch):
+    calls, rows = 0, 0
+
+    def counting(problem: Problem, point: Point, batch: Any, *rest: Any) -> Point:
+        nonlocal calls, rows
+        calls, rows = calls + 1, rows + len(batch[-1].weight)
+        return gradients(problem, point, batch, *rest)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fedminimax.algorithms") and hasattr(module, "gradients"):
+            monkeypatch.setattr(module, "gradients", counting)
+    found = run(row, SHORT, "debug").history[-1]
+    assert calls > 0
+    assert (found["gradients"], found["rows"]) == (calls, rows)
+
+
+# Interruptions and failures.
+
+
+def without_time(history: list[dict]) -> list[dict]:
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in history]
+
+
+@every_row
+def test_a_resumed_run_is_the_uninterrupted_one(row, tmp_path):
+    """Interrupted inside a stage and, for the short stages, between two."""
+    options: dict[str, Any] = {"executor": "vectorised", "evaluate_every": 1}
+    whole = run(row, 4, folder=tmp_path / "whole", **options)
+    run(row, 1, folder=tmp_path / "parts", **options)
+    for rounds in (2, 4):
+        parts = run(row, rounds, folder=tmp_path / "parts", resume=True, **options)
+    assert parts.rounds == whole.rounds == 4
+    assert equal(parts.point, whole.point)
+    final = [(tmp_path / name / "final.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert final[0] == final[1]
+    assert without_time(parts.history) == without_time(whole.history)
+    lines = (tmp_path / "parts" / "history.jsonl").read_text().splitlines()
+    assert without_time([json.loads(line) for line in lines]) == without_time(whole.history)
+
+
+@every_row
+def test_a_resumed_cohort_is_the_uninterrupted_one(row, tmp_path):
+    """Some clients are met only after the interruption."""
+    options: dict[str, Any] = {
+        "executor": "vectorised", "evaluate_every": 1, "cohort": 2, "allow_partial": True
+    }  # fmt: skip
+    whole = run(row, 4, **options)
+    run(row, 1, folder=tmp_path, **options)
+    assert equal(run(row, 4, folder=tmp_path, resume=True, **options).point, whole.point)
+
+
+DIVERGING = [
+    Row("fedavg", FedAvg(lr=1e60, local_steps=3), least_squares, labelled),
+    Row("sgda", LocalSGDA(1e60, 1e60, local_steps=3)),
+    Row("coda+", CodaPlus(lr=1e60, local_steps=3, stage_rounds=10)),
+    Row("codasca", Codasca(lr=1e60, local_steps=3, stage_rounds=10)),
+    Row("npa", NPA(lr=1e60, stage_rounds=10)),
+]
+
+
+@pytest.mark.parametrize("executor", ["debug", "threads", "vectorised"])
+@pytest.mark.parametrize("row", DIVERGING, ids=lambda row: row.name)
+def test_a_diverging_run_says_where_and_returns_the_last_good_point(row, executor):
+    found = run(row, 20, executor)
+    told = re.fullmatch(
+        r"non-finite (\w+) at round (\d+), client (\d+), phase (\d+), step (\d+): lower .*",
+        found.outcome,
+    )
+    assert told, found.outcome
+    variable, round, client, phase, step = told[1], *map(int, told.groups()[1:])
+    assert variable in ("x", "y", "sum_x", "sum_y")
+    assert (round, phase) == (found.rounds, 0)
+    assert client < 5
+    assert step < getattr(row.algorithm, "local_steps", 1)
+    assert all(bool(torch.isfinite(v).all()) for v in found.point)
+    if found.rounds:
+        assert equal(found.point, run(row, found.rounds, executor).point)
+    else:
+        assert equal(found.point, Point(*(v.double() for v in row.problem().start())))
+
+
+@pytest.mark.parametrize("executor", ["debug", "threads", "vectorised"])
+@pytest.mark.parametrize(("bad", "variable"), [(0, "x"), (3, "x"), (4, "y")])
+def test_the_culprit_is_named(executor, bad, variable):
+    """One client's rows overflow, in the gradient of one player, after its x has moved enough."""
+
+    def function(x: Tensor, y: Tensor, batch: Any) -> Tensor:
+        mean = batch.mean(batch.features)
+        player = x if variable == "x" else y
+        blow = batch.mean(batch.labels) * (player * torch.exp(1000 * x[:1].square())).sum()
+        return (x @ mean) + blow + y.sum() - y @ y
+
+    def poisoned() -> Clients:
+        rows = labelled_rows()
+        rows = [(f * 0 - 1.0, np.full(len(y), float(k == bad))) for k, (f, y) in enumerate(rows)]
+        return Clients(rows, batch_size=None)
+
+    # x grows by 0.1 per step at clean clients; at the bad one the exponential takes over.
+    row = Row(
+        "",
+        LocalSGDA(0.1, 0.1, local_steps=4),
+        lambda: Minimax(function, torch.full((3,), 0.5), torch.zeros(3)),
+        poisoned,
+    )
+    outcome = run(row, 3, executor).outcome
+    assert re.match(rf"non-finite {variable} at round 0, client {bad}, phase 0, step \d: ", outcome)
