@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedminimax.algorithms import METHODS
+from fedminimax.algorithms.coda import Coda
 from fedminimax.algorithms.coda_plus import CodaPlus
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fedavg import FedAvg
@@ -48,7 +50,16 @@ from fedminimax.problems.functions import Minimax
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Phase, Point, Problem
 
-every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+def rows_with(condition: Callable[[Row], bool]) -> Any:
+    chosen = [row for row in ROWS if condition(row)]
+    return pytest.mark.parametrize("row", chosen, ids=lambda row: row.name)
+
+
+# The rows with a distance to reach are long, and otherwise like the others.
+every_row = rows_with(lambda row: row.distance is None)
+far_rows = rows_with(lambda row: row.distance is not None)
+codasca_rows = rows_with(lambda row: isinstance(row.algorithm, Codasca) and row.distance is None)
 SHORT = 3  # rounds: one more than the short stages have
 
 
@@ -79,18 +90,17 @@ def test_every_method_has_a_row():
 # Where a run arrives.
 
 
-@pytest.mark.parametrize(
-    "row", [r for r in ROWS if r.distance is not None], ids=lambda row: row.name
-)
+@far_rows
 def test_the_distance_to_the_saddle_is_what_theory_promises(row):
     assert row.distance is not None
     low, high = row.distance
-    found = run(row, row.rounds, "vectorised")
+    found = run(row, row.rounds, "vectorised", evaluate_every=row.rounds * 4 // 5)
     assert found.outcome == "finished"
-    assert low <= found.history[-1]["train"]["distance"] <= high
-    # Where it arrived does not depend on when it was stopped: a floor, not an unfinished descent.
-    later = run(row, row.rounds + 50, "vectorised")
-    assert low <= later.history[-1]["train"]["distance"] <= high
+    _, before, last = (record["train"]["distance"] for record in found.history)
+    assert low <= last <= high
+    if low:
+        # A floor, and not a descent that was cut short.
+        assert last == pytest.approx(before, rel=1e-3)
 
 
 def test_the_floor_of_local_steps_falls_with_the_rate():
@@ -100,7 +110,7 @@ def test_the_floor_of_local_steps_falls_with_the_rate():
         row = Row("", LocalSGDA(lr, lr, local_steps=8), wide_quadratic, noise_free)
         return run(row, round(20 / lr / 8), "vectorised").history[-1]["train"]["distance"]
 
-    assert 5 < floor(0.04) / floor(0.004) < 20
+    assert 3 < floor(0.04) / floor(0.01) < 6
 
 
 def test_the_saddle_of_the_far_rows_is_a_saddle():
@@ -175,38 +185,27 @@ def test_identical_clients_are_one_client(row):
     def copies(count: int) -> Clients:
         return Clients([rows] * count, batch_size=None)
 
-    rounds = min(row.rounds, 5)
-    alone, together = (run(replace(row, clients=lambda n=n: copies(n)), rounds) for n in (1, 4))
+    alone, together = (run(replace(row, clients=lambda n=n: copies(n)), 5) for n in (1, 4))
     assert equal(alone.point, together.point)
 
 
 # CODASCA's controls.
 
 
-class Recorder:
+class Recorder(Debug):
     """The debug executor, with the last result at hand."""
 
-    name = "recorder"
-
     def run(self, work: Work) -> Result:
-        self.work, self.result = work, Debug().run(work)
+        self.result = super().run(work)
         return self.result
 
-    def close(self) -> None:
-        pass
 
-
-CODASCA_ROWS = pytest.mark.parametrize(
-    "row", [r for r in ROWS if isinstance(r.algorithm, Codasca)], ids=lambda row: row.name
-)
-
-
-@CODASCA_ROWS
+@codasca_rows
 def test_the_mean_of_the_controls_is_the_server_s(row):
     algorithm = row.algorithm
     federation, state, store = federation_of(row.problem(), algorithm, row.clients())
     seen = 0
-    for _ in range(min(row.rounds, 5)):
+    for _ in range(row.rounds):
         state = play_round(federation, state, store, Debug())
         if algorithm.ends(state.round - 1):
             assert not state.server.control_x.any()
@@ -241,12 +240,12 @@ def test_the_two_equations_for_controls_agree(problem, server_lr):
             assert torch.allclose(store.states[k][2], new_y, rtol=1e-10, atol=1e-12)
 
 
-@CODASCA_ROWS
+@codasca_rows
 def test_identical_clients_need_no_correction(row):
     rows = row.clients().train.rows(0)
     clients = Clients([rows] * 4, batch_size=None)
     federation, state, store = federation_of(row.problem(), row.algorithm, clients)
-    for _ in range(min(row.rounds, 5)):
+    for _ in range(row.rounds):
         state = play_round(federation, state, store, Debug())
         if not row.algorithm.ends(state.round - 1):
             for k in range(4):
@@ -436,7 +435,9 @@ def test_gradients_counted_are_those_taken(row, monkeypatch):
 
 
 def without_time(history: list[dict]) -> list[dict]:
-    return [{k: v for k, v in record.items() if k != "seconds"} for record in history]
+    # Through JSON, where a tuple is a list: a resumed run has read its first records from a file.
+    records = json.loads(json.dumps(history))
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
 
 
 @every_row
@@ -471,6 +472,7 @@ DIVERGING = [
     Row("fedavg", FedAvg(lr=1e60, local_steps=3), least_squares, labelled),
     Row("sgda", LocalSGDA(1e60, 1e60, local_steps=3)),
     Row("coda+", CodaPlus(lr=1e60, local_steps=3, stage_rounds=10)),
+    Row("coda", Coda(lr=1e60, local_steps=3, stage_rounds=10)),
     Row("codasca", Codasca(lr=1e60, local_steps=3, stage_rounds=10)),
     Row("npa", NPA(lr=1e60, stage_rounds=10)),
 ]
@@ -498,27 +500,23 @@ def test_a_diverging_run_says_where_and_returns_the_last_good_point(row, executo
 
 
 @pytest.mark.parametrize("executor", ["debug", "threads", "vectorised"])
-@pytest.mark.parametrize(("bad", "variable"), [(0, "x"), (3, "x"), (4, "y")])
-def test_the_culprit_is_named(executor, bad, variable):
-    """One client's rows overflow, in the gradient of one player, after its x has moved enough."""
+@pytest.mark.parametrize(("bad", "variable", "step"), [(0, "x", 1), (3, "x", 1), (4, "y", 4)])
+def test_the_culprit_is_named(executor, bad, variable, step):
+    """One client's gradient in x or in y overflows; the others only walk along."""
 
     def function(x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        mean = batch.mean(batch.features)
-        player = x if variable == "x" else y
-        blow = batch.mean(batch.labels) * (player * torch.exp(1000 * x[:1].square())).sum()
-        return (x @ mean) + blow + y.sum() - y @ y
+        # Finite as long as |x| < 0.84; 0 at the others. Everyone moves x from 0.5 by 0.1 a step.
+        large = torch.exp(1000 * batch.mean(batch.labels) * x[0].square()) - 1
+        blow = (x * large).sum() if variable == "x" else (y * large.detach()).sum()
+        return blow - x.sum() - y @ y
 
     def poisoned() -> Clients:
-        rows = labelled_rows()
-        rows = [(f * 0 - 1.0, np.full(len(y), float(k == bad))) for k, (f, y) in enumerate(rows)]
-        return Clients(rows, batch_size=None)
+        rows = enumerate(labelled_rows())
+        return Clients([(f, np.full(len(f), float(k == bad))) for k, (f, _) in rows], None)
 
-    # x grows by 0.1 per step at clean clients; at the bad one the exponential takes over.
-    row = Row(
-        "",
-        LocalSGDA(0.1, 0.1, local_steps=4),
-        lambda: Minimax(function, torch.full((3,), 0.5), torch.zeros(3)),
-        poisoned,
-    )
-    outcome = run(row, 3, executor).outcome
-    assert re.match(rf"non-finite {variable} at round 0, client {bad}, phase 0, step \d: ", outcome)
+    def problem() -> Minimax:
+        return Minimax(function, torch.full((3,), 0.5), torch.zeros(3))
+
+    found = run(Row("", LocalSGDA(0.1, 0.1, local_steps=6), problem, poisoned), 3, executor)
+    place = f"non-finite {variable} at round 0, client {bad}, phase 0, step {step}: "
+    assert found.outcome.startswith(place), found.outcome

@@ -1,13 +1,15 @@
-"""The command line: fedminimax demo | run | compare | list | predict."""
+"""The command line: fedminimax demo | run | compare | list | predict | bench."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedminimax.bench import bench
 from fedminimax.config import CHOICES, Experiment
 from fedminimax.data.tables import read_table
-from fedminimax.engine.simulate import FINISHED, Run
+from fedminimax.engine.checkpoint import CheckpointError
+from fedminimax.engine.simulate import Run
+from fedminimax.engine.trainer import FINISHED
 from fedminimax.engine.work import ClientError
 from fedminimax.experiment import (
     build,
@@ -30,7 +35,7 @@ from fedminimax.experiment import (
 )
 from fedminimax.metrics.ranking import auc
 from fedminimax.report.demo import demo
-from fedminimax.report.tables import Compared, compare_table, list_table, number_text
+from fedminimax.report.tables import Compared, compare_table, list_table, number_text, ranked
 
 RUNS = Path("runs")
 
@@ -39,11 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.command(options)
-    except (ValueError, OSError, ClientError) as error:
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}; give another path" if error.filename else error
+        print(f"fedminimax: {named}", file=sys.stderr)
+        return 2
+    except (ValueError, ClientError) as error:
         print(f"fedminimax: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fedminimax: interrupted; go on with --resume", file=sys.stderr)
+        print("fedminimax: interrupted; a run goes on with --resume", file=sys.stderr)
         return 130
 
 
@@ -86,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("-o", "--output", type=Path, help="where to write (default: the screen)")
     command.set_defaults(command=_predict)
+
+    command = commands.add_parser("bench", help="where a round's time goes on this machine")
+    command.set_defaults(command=lambda options: bench())
     return parser
 
 
@@ -99,17 +111,16 @@ def _run(options: argparse.Namespace) -> int:
                 "be changed: leave it out, or start a new run"
             )
         folder = _to_resume(options)
-        show.begin(experiment_of(folder))
-        run = resume(folder, **show.callbacks)
+        with show.begun(experiment_of(folder)):
+            run = resume(folder, **show.callbacks)
     else:
         experiment = Experiment.from_file(options.config, options.changes)
         built = build(experiment)
         for note in [] if quiet else built.notes:
             print(f"note: {note}")
         folder = options.folder or numbered(RUNS, options.config.stem)
-        show.begin(experiment)
-        run = run_experiment(experiment, folder, built=built, **show.callbacks)
-    show.end()
+        with show.begun(experiment):
+            run = run_experiment(experiment, folder, built=built, **show.callbacks)
     _tell(run, folder, options)
     return 0 if run.outcome == FINISHED or run.outcome.startswith("stopped early") else 1
 
@@ -142,17 +153,22 @@ def _tell(run: Run, folder: Path, options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> int:
     runs = []
     for folder in options.folders:
-        experiment = experiment_of(folder)
-        runs.append(
-            Compared(str(folder), experiment.method.name, experiment.problem.name, load(folder))
-        )
-    table = compare_table(runs)
+        try:
+            experiment, run = experiment_of(folder), load(folder)
+        except CheckpointError as error:
+            # runs/* also holds what is unfinished, and the demonstration.
+            print(f"note: left out: {error}", file=sys.stderr)
+            continue
+        runs.append(Compared(str(folder), experiment.method.name, experiment.problem.name, run))
+    if not runs:
+        raise ValueError("none of these is the folder of a finished run")
+    runs = ranked(runs)
     if options.json:
         for entry in runs:
             about = {"folder": entry.folder, "method": entry.method, "problem": entry.problem}
             print(json.dumps({**about, "outcome": entry.run.outcome, **entry.run.history[-1]}))
     else:
-        Console().print(table)
+        Console().print(compare_table(runs))
     return 0
 
 
@@ -168,16 +184,14 @@ def _predict(options: argparse.Namespace) -> int:
     schema, standardiser = preparation(options.folder)
     table = read_table(options.table, schema)
     found = scores(run, torch.from_numpy(standardiser.transform(table.features))).tolist()
-    target = (
-        open(options.output, "w", newline="", encoding="utf-8") if options.output else sys.stdout
-    )
-    try:
-        writer = csv.writer(target)
-        writer.writerow(["line", "score"])
-        writer.writerows(zip(table.lines, (f"{score:.6f}" for score in found), strict=True))
-    finally:
-        if options.output:
-            target.close()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["line", "score"])
+    writer.writerows(zip(table.lines, (f"{score:.6f}" for score in found), strict=True))
+    if options.output:
+        options.output.write_text(text.getvalue(), encoding="utf-8")
+    else:
+        print(text.getvalue(), end="")
     if table.labels is not None:
         value = auc(found, table.labels)
         text = "not defined: the labels are of one class" if value is None else f"{value:.4f}"
@@ -206,14 +220,17 @@ class _Progress:
         self.started = time.perf_counter()
         self.callbacks = {} if quiet else {"on_record": self.on_record, "on_round": self.on_round}
 
-    def begin(self, experiment: Experiment) -> None:
+    @contextmanager
+    def begun(self, experiment: Experiment) -> Iterator[None]:
         self.metric = CHOICES["problem"][experiment.problem.name].monitor
         self.rounds = experiment.run.rounds
         if not self.quiet and sys.stdout.isatty():
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[metric]}"))
             self.bar = Progress(TextColumn("round"), *columns, TimeRemainingColumn())
             self.task = self.bar.add_task("", total=self.rounds, metric="")
-            self.bar.start()
+        # The bar hides the cursor: whatever happens, it comes back.
+        with self.bar or nullcontext():
+            yield
 
     def on_round(self, round: int) -> None:
         if self.bar is not None:
@@ -227,10 +244,6 @@ class _Progress:
         else:
             spent = time.perf_counter() - self.started
             print(f"round {record['round']}/{self.rounds}  {text}  {spent:.1f} s", flush=True)
-
-    def end(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 if __name__ == "__main__":

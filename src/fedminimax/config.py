@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import math
 import tomllib
 import types
 import typing
@@ -87,10 +88,7 @@ class Experiment:
 
     @staticmethod
     def from_table(table: Table) -> Experiment:
-        known = [*CHOICES, *FIXED]
-        for section in table:
-            if section not in known:
-                raise ConfigError(f"unknown section [{section}]; {_hint(section, known)}")
+        _check_sections(table)
         parts: Table = {}
         for section, choices in CHOICES.items():
             if section in table:
@@ -101,7 +99,7 @@ class Experiment:
                     + ", ".join(choices)
                 )
         for section, kind in FIXED.items():
-            parts[section] = kind(**_options(kind, table.get(section, {}), section))
+            parts[section] = kind(**_options(kind, table.get(section, {}), f"[{section}]"))
         return Experiment(**parts)
 
     @staticmethod
@@ -126,13 +124,18 @@ class Experiment:
         """The object that a section describes."""
         part = getattr(self, section)
         if part is None:
-            raise ConfigError(f"there is no section [{section}], but this problem needs one")
+            raise ConfigError(
+                f'there is no section [{section}], but this problem needs one; add name = "...", '
+                "one of: " + ", ".join(CHOICES[section])
+            )
         kind = CHOICES[section][part.name]
-        wanted = {name: value for name, value in supplied.items() if name in _parameters(kind)}
-        try:
-            return kind(**part.options, **wanted)
-        except TypeError as error:
-            raise ConfigError(f"[{section}] {part.name}: {error}") from error
+        needed = [name for name in SUPPLIED.get(section, ()) if name in _parameters(kind)]
+        if not set(needed) <= set(supplied):
+            raise ConfigError(
+                f"[{section}] {part.name} cannot be posed on [data] {self.data.name}; choose "
+                f"another {section}, or other data"
+            )
+        return kind(**part.options, **{name: supplied[name] for name in needed})
 
 
 def read_toml(path: str | Path) -> Table:
@@ -148,8 +151,10 @@ def read_toml(path: str | Path) -> Table:
 
 def changed(table: Table, changes: Iterable[str]) -> Table:
     """The table with changes such as method.lr=0.05, or lr=0.05 where only one section has it."""
+    _check_sections(table)
     table = {section: dict(values) for section, values in table.items()}
-    for change in changes:
+    # A name goes first: changing it drops options, but not those of this command line.
+    for change in sorted(changes, key=lambda c: not c.partition("=")[0].strip().endswith(".name")):
         name, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"{change!r} is not a change; write section.key=value")
@@ -179,31 +184,41 @@ def described(kind: Any) -> str:
     return " ".join(text.split())
 
 
+def _check_sections(table: Table) -> None:
+    known = [*CHOICES, *FIXED]
+    for section, values in table.items():
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{section} = {values!r} stands outside the sections; put it below one of: "
+                + ", ".join(f"[{name}]" for name in known)
+            )
+        if section not in known:
+            raise ConfigError(f"unknown section [{section}]; {_hint(section, known)}")
+
+
 def _part(section: str, values: Table, choices: dict[str, Any]) -> Part:
-    if not isinstance(values, dict) or "name" not in values:
+    if "name" not in values:
         raise ConfigError(
             f'section [{section}] has no name; add name = "...", one of: {", ".join(choices)}'
         )
     name = values["name"]
-    if name not in choices:
+    if str(name) not in choices:
         raise ConfigError(f"[{section}] name is {name!r}; {_hint(str(name), choices)}")
     rest = {key: value for key, value in values.items() if key != "name"}
-    return Part(name, _options(choices[name], rest, section))
+    return Part(name, _options(choices[name], rest, f"[{section}]", section))
 
 
-def _options(kind: Any, values: Table, section: str) -> Table:
-    if not isinstance(values, dict):
-        raise ConfigError(f"[{section}] is {values!r}; write it as a section of key = value lines")
+def _options(kind: Any, values: Table, where: str, section: str = "") -> Table:
     parameters = _parameters(kind)
     accepted = _keys(kind, section)
     for key in values:
         if key not in accepted:
-            raise ConfigError(f"[{section}] has no key {key!r}; {_hint(key, accepted)}")
+            raise ConfigError(f"{where} has no key {key!r}; {_hint(key, accepted)}")
     for name in accepted:
         if parameters[name].default is inspect.Parameter.empty and name not in values:
-            raise ConfigError(f"[{section}] needs the key {name!r}")
+            raise ConfigError(f"{where} needs the key {name!r}; add {name} = ...")
     hints = _hints(kind)
-    return {k: _coerced(v, hints.get(k, Any), f"[{section}] {k}") for k, v in values.items()}
+    return {k: _coerced(v, hints.get(k, Any), f"{where} {k}") for k, v in values.items()}
 
 
 def _defaults(kind: Any, section: str) -> Table:
@@ -238,28 +253,32 @@ def _coerced(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} is {value!r}; give a list")
+            raise ConfigError(f'{where} is {value!r}; give a list, such as ["a", "b"] or [1, 2]')
         return tuple(_coerced(item, arguments[0], where) for item in value)
     if inspect.isclass(hint) and issubclass(hint, Schedule):
         return _schedule(value, where)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if hint is float and _is_number(value):
+        if not math.isfinite(value):
+            raise ConfigError(f"{where} is {value}; give a finite number")
         return float(value)
     if hint in (int, bool, str) and type(value) is hint:
         return value
-    expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    raise ConfigError(f"{where} is {value!r}; give {expected.get(hint, hint)}")
+    expected = {int: "a whole number", float: "a number", bool: "true or false"}
+    raise ConfigError(f"{where} is {value!r}; give {expected.get(hint, 'a text, in quotes')}")
 
 
 def _one_of(value: Any, hints: Sequence[Any], where: str) -> Any:
-    if value is None and type(None) in hints:
+    """A value of an option that is a rate, or that may be left out."""
+    if value is None and types.NoneType in hints:
         return None
-    if isinstance(value, dict):
+    if Schedule in hints and not _is_number(value):
         return _schedule(value, where)
-    for hint in hints:
-        usable = not (inspect.isclass(hint) and issubclass(hint, Schedule | types.NoneType))
-        if usable:
-            return _coerced(value, hint, where)
-    raise ConfigError(f"{where} is {value!r}; give a table")
+    plain = next(hint for hint in hints if hint not in (Schedule, types.NoneType))
+    return _coerced(value, plain, where)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _schedule(value: Any, where: str) -> Schedule:
@@ -271,10 +290,10 @@ def _schedule(value: Any, where: str) -> Schedule:
             "value = 0.1, at = [50, 75]}"
         )
     kind = value["kind"]
-    if kind not in SCHEDULES:
-        raise ConfigError(f"{where}: schedule {kind!r}; {_hint(str(kind), SCHEDULES)}")
+    if str(kind) not in SCHEDULES:
+        raise ConfigError(f"{where} kind is {kind!r}; {_hint(str(kind), SCHEDULES)}")
     options = {k: v for k, v in value.items() if k != "kind"}
-    return SCHEDULES[kind](**_options(SCHEDULES[kind], options, where.strip("[]")))
+    return SCHEDULES[kind](**_options(SCHEDULES[kind], options, where))
 
 
 def _owner(table: Table, key: str) -> str:
@@ -282,7 +301,7 @@ def _owner(table: Table, key: str) -> str:
     keys: dict[str, list[str]] = {}
     for section in (*CHOICES, *FIXED):
         name = table.get(section, {}).get("name")
-        kind: Callable | None = FIXED.get(section) or CHOICES[section].get(name)
+        kind: Callable | None = FIXED.get(section) or CHOICES[section].get(str(name))
         keys[section] = [] if kind is None else _keys(kind, section)
     owners = [section for section in keys if key in keys[section]]
     if len(owners) == 1:
@@ -296,9 +315,10 @@ def _owner(table: Table, key: str) -> str:
 
 def _hint(given: str, known: Iterable[Any]) -> str:
     names = [str(name) for name in known]
-    near = difflib.get_close_matches(given, names, n=1)
+    lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(given.lower(), lower, n=1)
     listed = "known: " + ", ".join(dict.fromkeys(names))
-    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+    return f"did you mean {lower[near[0]]!r}? ({listed})" if near else listed
 
 
 def _value(text: str) -> Any:
@@ -318,5 +338,6 @@ def _text(value: Any) -> str:
         return "[" + ", ".join(_text(item) for item in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    # JSON's strings and numbers are TOML's, but for the sign of an infinity, which no option takes.
-    return json.dumps(value, ensure_ascii=False)
+    # JSON's strings and numbers are TOML's, but for infinities, which no option takes, and for the
+    # one control character that JSON leaves as it is.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

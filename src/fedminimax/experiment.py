@@ -17,7 +17,8 @@ from fedminimax.data.statistics import Standardiser
 from fedminimax.engine import checkpoint
 from fedminimax.engine.checkpoint import CheckpointError, write_bytes
 from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.simulate import Best, Run, simulate
+from fedminimax.engine.simulate import Run, simulate
+from fedminimax.engine.trainer import Best
 from fedminimax.random import key
 from fedminimax.types import Algorithm, Point, Problem
 
@@ -130,8 +131,9 @@ def load(folder: str | os.PathLike) -> Run:
     problem = make_problem(experiment, place.read_json(PREPARATION)["supplied"])
     best = None
     history = place.read_history()
-    if "best.x" in tensors:
-        best = Best(*about["best"], Point(tensors["best.x"], tensors["best.y"]))
+    if about["best"] is not None:
+        round, value = about["best"]
+        best = Best(round, value, Point(tensors["best.x"], tensors["best.y"]))
     point = Point(tensors["x"], tensors["y"])
     moments = tensors.get("moments")
     return Run(problem, point, history, about["outcome"], about["round"], best, moments, place)
@@ -149,7 +151,8 @@ def scores(run: Run, features: torch.Tensor) -> torch.Tensor:
     """The score of each row, between 0 and 1: good for ranking; it is not a probability."""
     module = run.module()
     with torch.no_grad():
-        return torch.sigmoid(module(features.to(run.point.x.dtype)).reshape(-1))
+        # In double precision, so that large outputs do not tie at 1.
+        return torch.sigmoid(module(features.to(run.point.x.dtype)).reshape(-1).double())
 
 
 def _batches(experiment: Experiment) -> dict[str, Any]:

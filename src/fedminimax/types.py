@@ -14,9 +14,11 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedminimax.blocks.schedules import Schedule
+
+Weights = Literal["uniform", "size"]
 
 
 class Point(NamedTuple):
@@ -131,7 +133,7 @@ class Problem(ABC):
     depth: int = 1  # K, the number of levels
     monitor: str = "loss"  # the metric that chooses the best round
     larger_is_better: bool = False
-    client_weights: Literal["uniform", "size"] = "uniform"  # unless the run says otherwise
+    client_weights: Weights = "uniform"  # unless the run says otherwise
     # A problem whose best y for a given x follows from means over rows says how: rows -> numbers,
     # mean numbers -> y.
     dual_statistics: Any = None
@@ -151,10 +153,10 @@ class Problem(ABC):
     def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """F_K at one client: a number."""
 
-    def project_x(self, x: Tensor) -> Tensor:
+    def project_x(self, x: Tensor, /) -> Tensor:
         return x
 
-    def project_y(self, y: Tensor) -> Tensor:
+    def project_y(self, y: Tensor, /) -> Tensor:
         return y
 
     def prepare(self, ask: Ask) -> Problem:
@@ -166,20 +168,27 @@ class Problem(ABC):
         self, question: str, vectors: tuple[Tensor, ...], batch: Batch
     ) -> tuple[Tensor, ...]:
         """A client's reply, computed on all its rows of the split asked about."""
+        if question == "inner":
+            return (self.inner(int(vectors[1]), vectors[0], batch),)
         if question == "loss":
-            return (self.composed(vectors[0], vectors[1], batch),)
+            return (self.outer(vectors[0], vectors[1], batch),)
         raise ValueError(f"{type(self).__name__} does not answer the question {question!r}")
 
-    def composed(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        """All levels on the same rows: the client's own objective."""
-        for level in range(1, self.depth):
-            x = self.inner(level, x, batch)
-        return self.outer(x, y, batch)
+    def moments(self, point: Point, ask: Ask) -> Tensor | None:
+        """What evaluating at a point needs to know of the training rows: batch-norm moments."""
+        return None
 
-    def evaluate(self, point: Point, ask: Ask) -> dict[str, Any]:
+    def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
+        """The torch module that a point describes."""
+        raise ValueError(f"{type(self).__name__} has no torch module; its solution is the point")
+
+    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
         """Named measures at the server's point. A name that is not a number (a list of sites, say)
         is shown, not ranked."""
-        (loss,) = ask.mean("loss", *point)
+        value = point.x
+        for level in range(1, self.depth):
+            (value,) = ask.mean("inner", value, torch.tensor(level))
+        (loss,) = ask.mean("loss", value, point.y)
         return {"loss": float(loss)}
 
 

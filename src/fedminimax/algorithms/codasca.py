@@ -86,7 +86,10 @@ class Codasca(StagewiseProximal):
         return (self.phase(**hooks),)
 
     def receive(self, down: Down, client: Any, clock: Clock) -> Client:
-        return Client(down.x, down.y, *client, torch.zeros_like(down.x), torch.zeros_like(down.y))
+        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
+        return Client(
+            down.x, down.y, client.center, client.control_x, client.control_y, none.x, none.y
+        )
 
     def receive_stage(self, down: Down, client: Any, clock: Clock) -> Client:
         """A stage begins: a new centre, and no controls."""

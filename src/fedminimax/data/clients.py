@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.types import Batch, batch_of
+from fedminimax.types import Batch, Weights, batch_of
 
 Rows = Sequence[Any]
 Sampling = Literal["epoch", "iid", "balanced"]
@@ -60,7 +60,7 @@ class Clients:
         batch_size: int | None = 32,
         validation: Sequence[Rows] | None = None,
         test: Sequence[Rows] | None = None,
-        weights: Literal["uniform", "size"] | None = None,
+        weights: Weights | None = None,
         names: Sequence[str] | None = None,
         sampling: Sampling = "epoch",
         positive_share: float = 0.5,
@@ -89,7 +89,8 @@ class Clients:
                         f"{split} rows for {len(rows)} clients, but there are {len(train)}"
                     )
                 self.splits[split] = Shards(rows, self.names)
-        self.batch_size, self.weights = batch_size, weights
+        self.batch_size = batch_size
+        self.weights: Weights | None = weights
         self.sampling, self.positive_share = sampling, positive_share
         if sampling == "balanced":
             self._check_both_classes()
@@ -103,7 +104,14 @@ class Clients:
         size = self.batch_size or 0
         return max(1, min(round(self.positive_share * size), size - 1))
 
-    def weight_vector(self, kind: Literal["uniform", "size"]) -> Tensor:
+    @property
+    def sampled_positive_share(self) -> float | None:
+        """The share of positives in every batch, if batches are class-balanced."""
+        if self.sampling != "balanced" or self.batch_size is None:
+            return None
+        return self.batch_positives / self.batch_size
+
+    def weight_vector(self, kind: Weights) -> Tensor:
         """One weight per client, summing to one."""
         sizes = torch.from_numpy(self.train.sizes).to(torch.float64)
         raw = torch.ones_like(sizes) if kind == "uniform" else sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedminimax.data.folder import Folder, Reading, absent
 from fedminimax.data.partition import by_column, dirichlet, iid
-from fedminimax.data.sites import MISSING, DataError, Site, check_alike, listed, nearest
+from fedminimax.data.sites import MISSING, DataError, check_alike, listed, nearest
 from fedminimax.data.tables import open_table
 
 
@@ -39,33 +39,34 @@ class Pooled:
         file = Path(self.path).expanduser()
         if not file.is_file():
             raise DataError(f"There is no file {str(file)!r}; give a CSV, csv.gz or npz file.")
-        drop = (*self.drop, self.column) if self.partition == "column" else self.drop
+        owners = self._owners(file) if self.partition == "column" else None
+        drop = self.drop if owners is None else (*self.drop, self.column)
         folder = Folder(
             str(file.parent), self.label, self.positive, drop, self.missing, self.categorical
         )
         reading = folder.read_files([file])
-        names, parts = self._parts(reading.sites[0], file)
-        sites = [reading.sites[0].take(rows) for rows in parts]
+        pooled = reading.sites[0]
+        names, parts = self._dealt(pooled.labels) if owners is None else by_column(owners)
         sites = [
-            Site(name, s.columns, s.features, s.labels)
-            for name, s in zip(names, sites, strict=True)
+            replace(pooled.take(rows), name=name) for name, rows in zip(names, parts, strict=True)
         ]
         check_alike(sites)
         return Reading(sites, reading.notes + absent(sites, reading.schema), reading.schema)
 
-    def _parts(
-        self, pooled: Site, folder: Folder, file: Path
-    ) -> tuple[list[str], list[np.ndarray]]:
-        if self.partition == "column":
-            raw = open_table(file, self.label, lambda name: name == self.column)
-            if self.column not in raw.cells:
-                raise DataError(
-                    f"{file.name} has no column {self.column!r} to deal out by; its columns are "
-                    f"{listed(raw.names, 30)}.{nearest(self.column, raw.names)}"
-                )
-            return by_column(np.asarray(raw.cells[self.column]))
+    def _owners(self, file: Path) -> np.ndarray:
+        """Which client each row belongs to."""
+        raw = open_table(file, self.label, lambda name: name == self.column)
+        if self.column not in raw.cells:
+            others = [name for name in raw.names if name != self.label]
+            raise DataError(
+                f"{file.name} has no column {self.column!r} to deal out by; set `column` to one of "
+                f"{listed(others, 30)}.{nearest(self.column, others)}"
+            )
+        return np.asarray(raw.cells[self.column])
+
+    def _dealt(self, labels: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
         if self.partition == "iid":
-            parts = iid(pooled.labels, self.clients, self.seed)
+            parts = iid(labels, self.clients, self.seed)
         else:
-            parts = dirichlet(pooled.labels, self.clients, self.concentration, self.seed)
+            parts = dirichlet(labels, self.clients, self.concentration, self.seed)
         return [str(k) for k in range(len(parts))], parts

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedminimax.data.folder import Reading
 from fedminimax.data.imbalance import keep_positives
-from fedminimax.data.sites import DataError, Schema, Site
+from fedminimax.data.sites import DataError, Schema, Site, named
 from fedminimax.data.split import stratified_split
 from fedminimax.data.statistics import Standardiser, fit
 
@@ -56,7 +56,7 @@ def prepare(reading: Reading, split: Split) -> Prepared:
         {name: [rows(standardiser, site) for site in sites] for name, sites in parts.items()},
         standardiser,
         reading.schema,
-        reading.notes,
+        reading.notes + _one_class(reading.sites),
     )
 
 
@@ -72,7 +72,7 @@ def split_sites(sites: list[Site], split: Split) -> dict[str, list[Site]]:
             if not len(index):
                 raise DataError(
                     f"Site {site.name!r} has {len(site)} rows, too few for {name} rows; give it "
-                    f"more, leave it out, or set split.{name} = 0."
+                    f"more, leave it out, or set split.{name} = 0 and another part higher."
                 )
             if split.positive_share is not None and name != "test":
                 place = 2 * number + (name == "validation")
@@ -80,6 +80,13 @@ def split_sites(sites: list[Site], split: Split) -> dict[str, list[Site]]:
                 index = index[kept]
             collected.append(site.take(index))
     return {name: collected for name, collected in parts.items() if collected}
+
+
+def _one_class(sites: list[Site]) -> list[str]:
+    lone = [site.name for site in sites if len(np.unique(site.labels)) == 1]
+    if not lone:
+        return []
+    return [f"all rows have the same label at {named(lone)}: no AUC can be told there"]
 
 
 def rows(standardiser: Standardiser, site: Site) -> tuple[np.ndarray, np.ndarray]:

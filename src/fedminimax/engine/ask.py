@@ -17,10 +17,7 @@ class SimulatedAsk:
     def __init__(self, problem: Problem, clients: Clients, split: str, weights: Tensor):
         self.problem, self.shards, self.weights = problem, clients.splits[split], weights
         self.names = clients.names
-        balanced = clients.sampling == "balanced" and clients.batch_size is not None
-        self.sampled_positive_share = (
-            clients.batch_positives / clients.batch_size if balanced else None
-        )
+        self.sampled_positive_share = clients.sampled_positive_share
         self.cost = Cost()
 
     def each(self, question: str, *vectors: Tensor) -> list[tuple[Tensor, ...]]:

@@ -20,6 +20,7 @@ from fedminimax.engine.work import (
 
 class Debug:
     name = "debug"
+    threads = 1  # clients at a time
 
     def run(self, work: Work) -> Result:
         return stack([run_client(work, position) for position in range(len(work.cohort))])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import time
-
-import torch
 
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.threads import Threads
@@ -20,22 +19,22 @@ def make(name: str, threads: int | None = None) -> Executor:
     if name == "threads":
         return Threads(threads)
     if name == "vectorised":
-        return Vectorised()
+        return Vectorised(threads)
     raise ValueError(f"executor is {name!r}; give one of {', '.join(NAMES)}")
 
 
-def fastest(work: Work) -> str:
-    """The executor that takes a step of this work in the least time; results do not depend on the
-    choice."""
-    once = work.limited(1)
-    timed = {}
-    for name in ("vectorised", "threads"):
-        executor = make(name, torch.get_num_threads())
+def fastest(work: Work) -> tuple[str, int]:
+    """The executor and number of threads that take a step of this work in the least time; results
+    do not depend on the choice."""
+    once, cores = work.limited(1), os.cpu_count() or 1
+    timed: dict[tuple[str, int], float] = {}
+    for candidate in dict.fromkeys([("vectorised", 1), ("vectorised", cores), ("threads", cores)]):
+        executor = make(*candidate)
         try:
             executor.run(once)
             start = time.perf_counter()
             executor.run(once)
-            timed[name] = time.perf_counter() - start
+            timed[candidate] = time.perf_counter() - start
         except ClientError:
             raise
         except Exception:
@@ -43,4 +42,4 @@ def fastest(work: Work) -> str:
             continue
         finally:
             executor.close()
-    return min(timed, key=lambda name: timed[name])
+    return min(timed, key=lambda candidate: timed[candidate])

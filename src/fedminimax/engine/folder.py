@@ -87,9 +87,11 @@ class RunFolder:
             self.path / name, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
         )
 
-    def read_json(self, name: str) -> Any:
+    def read_json(self, name: str, missing: Any = None) -> Any:
         path = self.path / name
         if not path.exists():
+            if missing is not None:
+                return missing
             raise CheckpointError(
                 f"there is no {name} in {self.path}: is this the folder of a run?"
             )

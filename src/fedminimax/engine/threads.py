@@ -3,6 +3,7 @@ a core."""
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -14,12 +15,12 @@ from fedminimax.engine.work import Result, Work, stack
 class Threads:
     name = "threads"
 
-    def __init__(self, count: int | None = None):
-        self.count = count or torch.get_num_threads()
+    def __init__(self, threads: int | None = None):
+        self.threads = threads or os.cpu_count() or 1
         # Each worker computes on one core; two cores are filled by two clients, without a barrier
         # per operation.
         self._pool = ThreadPoolExecutor(
-            self.count, "client", initializer=torch.set_num_threads, initargs=(1,)
+            self.threads, "client", initializer=torch.set_num_threads, initargs=(1,)
         )
 
     def run(self, work: Work) -> Result:

@@ -14,13 +14,21 @@ from fedminimax.engine.debug import Debug
 from fedminimax.engine.work import Result, Work, at_step, begin, finish, step
 from fedminimax.types import Clock
 
-_CLOCK = Clock(*(0 if name in ("steps", "client") else None for name in Clock._fields))
+# Only these fields of the clock differ between clients.
+_CLOCK: Any = Clock(*(0 if name in ("steps", "client") else None for name in Clock._fields))  # type: ignore[arg-type]
 
 
 class Vectorised:
     name = "vectorised"
 
+    def __init__(self, threads: int | None = None):
+        # Small operations lose more to waiting for a second core than they gain, above all on a
+        # machine with other work; "auto" tries both.
+        self.threads = threads or 1
+
     def run(self, work: Work) -> Result:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
         try:
             return run_stacked(work)
         except Exception:
@@ -28,6 +36,8 @@ class Vectorised:
             # names the place.
             Debug().run(work)
             raise
+        finally:
+            torch.set_num_threads(before)
 
     def close(self) -> None:
         pass

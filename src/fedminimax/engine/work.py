@@ -64,6 +64,7 @@ class Executor(Protocol):
     """What an executor supplies: a map over clients."""
 
     name: str
+    threads: int
 
     def run(self, work: Work) -> Result: ...
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedminimax.problems.binary import BinaryProblem
-from fedminimax.types import Ask, Batch, Point
+from fedminimax.types import Ask, Batch, Point, Weights
 
 
 class AUC(BinaryProblem):
@@ -30,7 +30,7 @@ class AUC(BinaryProblem):
     class-balanced batches use the share they are drawn with.
     """
 
-    client_weights = "size"
+    client_weights: Weights = "size"
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class AUC(BinaryProblem):
             coupling = 2 * alpha * (p * (1 - p) * self.margin + difference)
         return batch.mean(squares + coupling) - p * (1 - p) * alpha**2
 
-    def project_y(self, y: Tensor) -> Tensor:
+    def project_y(self, y: Tensor, /) -> Tensor:
         return torch.clamp(y, min=0) if self.form == "margin" else y
 
     def dual_statistics(self, x: Tensor, batch: Batch) -> Tensor:

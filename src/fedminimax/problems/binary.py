@@ -40,10 +40,12 @@ class BinaryProblem(Problem):
         """The scores that new rows get: evaluation mode, with estimated batch-norm moments."""
         return _one_per_row(self.network.outputs(self.network_weights(x), features, moments))
 
-    def batch_norm_moments(self, x: Tensor, ask: Ask) -> Tensor | None:
-        """One exchange: the weighted mean over clients of E[x] and E[x^2] at every batch-norm
-        layer."""
-        return ask.mean("moments", x)[0] if self.network.has_norms else None
+    def moments(self, point: Point, ask: Ask) -> Tensor | None:
+        """One exchange: the mean over clients of E[x] and E[x^2] at each batch-norm layer."""
+        return ask.mean("moments", point.x)[0] if self.network.has_norms else None
+
+    def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
+        return self.network.module(self.network_weights(point.x), moments)
 
     def answer(
         self, question: str, vectors: tuple[Tensor, ...], batch: Batch
@@ -76,16 +78,15 @@ class BinaryProblem(Problem):
             found[rows] = (features, self.ranking_scores(x, moments, features))
         return found[rows][1]
 
-    def evaluate(self, point: Point, ask: Ask) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
         """AUC pooled, federated (with its bound) and per site, AUPRC, an interval, and the loss."""
-        moments = self.batch_norm_moments(point.x, ask)
         at = (point.x,) if moments is None else (point.x, moments)
 
         def summed(question: str, *arrays: np.ndarray) -> np.ndarray:
             return ask.sum(question, *at, *map(torch.from_numpy, arrays))[0].numpy()
 
         federated = federated_auc(summed, least=self.least_per_bin)
-        found = super().evaluate(point, ask) | {
+        found = super().evaluate(point, ask, moments) | {
             "auc": federated.auc,
             "auc_federated": federated.auc,
             "auc_bound": federated.bound,
@@ -93,12 +94,15 @@ class BinaryProblem(Problem):
         if ask.sees_rows:
             found |= _pooled(ask.each("scores", *at), ask.weights)
         own = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
-        found["sites"] = {name: (r[0] if r[0] >= 0 else None) for name, r in own.items()}
-        worst = worst_site(found["sites"], {n: (int(r[1]), int(r[2])) for n, r in own.items()})
-        found |= {"worst_site": worst.site, "worst_site_auc": worst.auc}
-        found["sites_too_small"] = list(worst.left_out)
-        found["one_class_sites"] = [name for name, value in found["sites"].items() if value is None]
-        return found
+        sites = {name: (r[0] if r[0] >= 0 else None) for name, r in own.items()}
+        worst = worst_site(sites, {n: (int(r[1]), int(r[2])) for n, r in own.items()})
+        return found | {
+            "sites": sites,
+            "worst_site": worst.site,
+            "worst_site_auc": worst.auc,
+            "sites_too_small": list(worst.left_out),
+            "one_class_sites": [name for name, value in sites.items() if value is None],
+        }
 
 
 def _one_per_row(outputs: Tensor) -> Tensor:

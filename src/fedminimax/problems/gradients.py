@@ -43,8 +43,8 @@ def inner_pullback(
 ) -> tuple[Tensor, Tensor]:
     """F_level(value) and its Jacobian there, transposed, times `vector`: one forward and one
     backward pass."""
-    result, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)
-    return result, pull(vector)[0]
+    pulled = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)
+    return pulled[0], pulled[1](vector)[0]
 
 
 def composed_gradients(problem: Problem, point: Point, batch: Draw) -> Point:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +32,9 @@ _CHUNK = 2048
 
 
 class RowNorm(nn.Module):
-    """Batch normalisation by the statistics of the batch at hand, in which padding rows have no
-    part."""
+    """Batch normalisation by the batch at hand, in which padding rows have no part."""
+
+    row_weight: Tensor
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
         super().__init__()
@@ -137,16 +139,12 @@ class Network:
             for name, value in self.weights(vector).items():
                 module.get_parameter(name).copy_(value)
             if moments is not None:
-                parts = moments.split(
-                    [2 * module.get_submodule(n).num_features for n in self._norms]
-                )
-                for name, part in zip(self._norms, parts, strict=True):
+                norms: list[Any] = [module.get_submodule(name) for name in self._norms]
+                parts = moments.split([2 * norm.num_features for norm in norms])
+                for norm, part in zip(norms, parts, strict=True):
                     mean, square = part.reshape(2, -1)
-                    norm = module.get_submodule(name)
-                    norm.running_mean, norm.running_var = (
-                        mean.clone(),
-                        (square - mean * mean).clamp(min=0),
-                    )
+                    norm.running_mean = mean.clone()
+                    norm.running_var = (square - mean * mean).clamp(min=0)
         return module
 
     def outputs(self, vector: Tensor, rows: Tensor, moments: Tensor | None = None) -> Tensor:

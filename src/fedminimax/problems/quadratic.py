@@ -53,7 +53,7 @@ class Quadratic(Problem):
             return tuple(batch.mean(column) for column in batch.rows)
         return super().answer(question, vectors, batch)
 
-    def evaluate(self, point: Point, ask: Ask) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
         """Squared distances to the exact saddle, and the distance of both players together."""
         best = self.saddle(*ask.mean("means"))
         x, y = ((p - q).square().sum() for p, q in zip(point, best, strict=True))

@@ -28,9 +28,10 @@ from fedminimax.experiment import make_problem, run_experiment
 from fedminimax.report.tables import bytes_text
 
 ROUNDS = 60
+# The rates are the best of 0.1, 0.5 and 2 by validation AUC, over both settings.
 FEDERATED = {
-    "FedAvg, cross-entropy": ("cross_entropy", {"name": "fedavg", "lr": 0.1}),
-    "CODA+, AUC": ("auc", {"name": "coda_plus", "lr": 0.5}),
+    "FedAvg, cross-entropy": ("cross_entropy", {"name": "fedavg", "lr": 2.0}),
+    "CODA+, AUC": ("auc", {"name": "coda_plus", "lr": 2.0}),
     "CODASCA, AUC": ("auc", {"name": "codasca", "lr": 0.5}),
 }
 REFERENCE = "CODA+, AUC"  # what is also trained at one site alone, and on all rows pooled
@@ -69,10 +70,7 @@ def demo(folder: Path, splits: int = 5) -> int:
         "classes are common, and maximising AUC need not beat cross-entropy; it is made for the\n"
         "second case. The spread between splits is larger than most differences between methods."
     )
-    text = {
-        s: {n: [r._asdict() for r in rs] for n, rs in table.items()} for s, table in found.items()
-    }
-    (folder / "results.json").write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     console.print(f"run folders and results.json: {folder}")
     return 0
 
@@ -115,8 +113,12 @@ def _experiment(problem: str, method: dict, split: dict, seed: int) -> Experimen
 
 def _in_one_place(train: list[Site], test: list[Site], experiment: Experiment) -> Result:
     """One model from these sites' rows put together, by the same method, tested at every site."""
+    # A hospital that never measured something cannot use it.
+    known = np.any([~np.isnan(site.features).all(0) for site in train], axis=0)
+    train, test = ([_with_columns(site, known) for site in sites] for sites in (train, test))
     standardiser = fit(train)
-    together = [np.concatenate(parts) for parts in zip(*(rows(standardiser, s) for s in train))]
+    ready = [rows(standardiser, site) for site in train]
+    together = tuple(np.concatenate(parts) for parts in zip(*ready, strict=True))
     problem = make_problem(experiment, {"features": len(standardiser.columns)})
     run = simulate(
         problem,
@@ -129,8 +131,13 @@ def _in_one_place(train: list[Site], test: list[Site], experiment: Experiment) -
         dtype=torch.float32,
     )
     sites = Clients([rows(standardiser, site) for site in test], names=[s.name for s in test])
-    ask = SimulatedAsk(problem, sites.to(torch.float32), "train", sites.weight_vector("size"))
+    ask = SimulatedAsk(run.problem, sites.to(torch.float32), "train", sites.weight_vector("size"))
     return Result(run.problem.evaluate(run.point, ask), run.rounds, 0)
+
+
+def _with_columns(site: Site, chosen: np.ndarray) -> Site:
+    names = tuple(name for name, keep in zip(site.columns, chosen, strict=True) if keep)
+    return Site(site.name, names, site.features[:, chosen], site.labels)
 
 
 def _table(setting: str, results: dict[str, list[Result]]) -> Table:
@@ -154,14 +161,13 @@ def _table(setting: str, results: dict[str, list[Result]]) -> Table:
 
 def _too_small(results: dict[str, list[Result]]) -> str:
     small = {
-        site
-        for runs in results.values()
-        for run in runs
-        for site in run.measures["sites_too_small"]
+        n for runs in results.values() for run in runs for n in run.measures["sites_too_small"]
     }
     if not small:
         return "Every site has at least 5 test rows of each class."
-    return f"Left out of the worst site, with fewer than 5 test rows of a class: {', '.join(sorted(small))}."
+    return "Left out of the worst site, with fewer than 5 test rows of a class: " + ", ".join(
+        sorted(small)
+    )
 
 
 def _spread(values: list[float | None]) -> str:

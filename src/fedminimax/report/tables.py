@@ -39,15 +39,20 @@ def list_table(section: str) -> Table:
     return table
 
 
-def compare_table(runs: Sequence[Compared]) -> Table:
-    """Runs side by side, the best first, judged on validation rows where there are any."""
+def ranked(runs: Sequence[Compared]) -> list[Compared]:
+    """The best first, judged on validation rows where there are any."""
     metric, larger = _common_metric(runs)
-    ranked = sorted(runs, key=lambda r: _ranking(r.run, metric, larger))
-    split = "validation" if "validation" in ranked[0].run.history[-1] else "train"
+    return sorted(runs, key=lambda r: _ranking(r.run, metric, larger))
+
+
+def compare_table(runs: Sequence[Compared]) -> Table:
+    """Runs side by side, in the order given."""
+    metric, larger = _common_metric(runs)
+    split = "validation" if "validation" in runs[0].run.history[-1] else "train"
     table = Table(title=f"{metric} ({'higher' if larger else 'lower'} is better)")
     for heading in ("run", "method", "problem", "rounds", split, "test", "gradients", "up", "down"):
         table.add_column(heading, justify="left" if heading in ("run", "method") else "right")
-    for entry in ranked:
+    for entry in runs:
         last = entry.run.history[-1]
         table.add_row(
             entry.folder,

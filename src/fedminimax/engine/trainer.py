@@ -1,0 +1,218 @@
+"""What happens between rounds: evaluations, records, checkpoints, and the reasons to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedminimax.engine import checkpoint, executors
+from fedminimax.engine.ask import SimulatedAsk
+from fedminimax.engine.checkpoint import CheckpointError
+from fedminimax.engine.folder import RunFolder, environment
+from fedminimax.engine.round import (
+    Federation,
+    NonFiniteError,
+    State,
+    play_round,
+    prepare_work,
+)
+from fedminimax.engine.store import Store
+from fedminimax.engine.work import Executor
+from fedminimax.types import Cost, Point
+
+FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a run is, and how often it is looked at."""
+
+    rounds: int
+    evaluate_every: int
+    checkpoint_every: int
+    stop_early: int | None = None
+    on_record: Callable[[dict[str, Any]], None] | None = None
+    on_round: Callable[[int], None] | None = None
+
+
+class Best(NamedTuple):
+    """The evaluation with the best monitored metric on validation rows."""
+
+    round: int
+    value: float
+    point: Point
+
+
+class Trainer:
+    """The rounds of one run."""
+
+    def __init__(self, federation: Federation, plan: Plan, folder: RunFolder | None, identity: str):
+        self.federation, self.plan, self.folder = federation, plan, folder
+        self.identity = identity
+        self.begun = time.perf_counter()
+        splits = federation.clients.splits
+        self.evaluated = [s for s in ("validation", "test") if s in splits] or ["train"]
+        self.store = Store(federation.algorithm.keep)
+        self.history: list[dict[str, Any]] = []
+        self.best: Best | None = None
+        self.waited = 0  # evaluations since the best one
+        self.outcome = FINISHED
+
+    @property
+    def point(self) -> Point:
+        return self.federation.algorithm.point(self.state.server)
+
+    def begin(self, state: State, executor: str, resume: bool) -> Executor:
+        """From the given state, or from the last checkpoint of the folder."""
+        self.state = state
+        chosen: dict[str, Any] = {}
+        if self.folder is not None and resume:
+            chosen = self.folder.read_json("environment.json", missing={})
+            saved = self.folder.last_checkpoint()
+            if saved is not None:
+                self._restore(*saved)
+            self.history = self.folder.cut_history(self.state.round if saved else -1)
+        if chosen:
+            name, threads = chosen["executor"], chosen["threads"]
+        elif executor == "auto":
+            name, threads = self._fastest()
+        else:
+            name, threads = executor, None
+        self.executor = executors.make(name, threads)
+        if self.folder is not None and not chosen:
+            about = {"executor": name, "threads": self.executor.threads}
+            self.folder.write_json("environment.json", environment() | about)
+        return self.executor
+
+    def train(self) -> None:
+        plan = self.plan
+        if not self.history:
+            self._evaluate()
+        while self.state.round < plan.rounds and self.outcome == FINISHED:
+            try:
+                self.state = play_round(self.federation, self.state, self.store, self.executor)
+            except NonFiniteError as found:
+                self.outcome = str(found)
+                return
+            done = self.state.round
+            if plan.on_round:
+                plan.on_round(done)
+            if done % plan.evaluate_every == 0 or done == plan.rounds:
+                self._evaluate()
+            stops = done == plan.rounds or self.outcome != FINISHED
+            if self.folder is not None and (done % plan.checkpoint_every == 0 or stops):
+                self.folder.save_checkpoint(done, self._tensors(), self._about())
+
+    def save_final(self, moments: Tensor | None) -> None:
+        """The result, and nothing that differs between two runs that computed the same."""
+        if self.folder is None:
+            return
+        tensors = {"x": self.point.x, "y": self.point.y, **self._best_tensors()}
+        if moments is not None:
+            tensors["moments"] = moments
+        about = {
+            "format": 1,
+            "identity": self.identity,
+            "round": self.state.round,
+            "outcome": self.outcome,
+            "best": None if self.best is None else [self.best.round, self.best.value],
+        }
+        checkpoint.write(self.folder.final, tensors, about)
+
+    def _fastest(self) -> tuple[str, int]:
+        federation = self.federation
+        phase = federation.algorithm.phases(0)[0]
+        cohort, scratch = federation.draw_cohort(0, 0), Store(federation.algorithm.keep)
+        work = prepare_work(federation, scratch, self.state.server, cohort, phase, 0, 0, 0)
+        return executors.fastest(work)
+
+    def _evaluate(self) -> None:
+        """A record of where the run stands; it may end the run."""
+        federation, problem = self.federation, self.federation.problem
+        record: dict[str, Any] = {"round": self.state.round, **self.state.cost._asdict()}
+        ask = SimulatedAsk(problem, federation.clients, "train", federation.weights)
+        moments = problem.moments(self.point, ask)
+        asked = ask.cost
+        for split in self.evaluated:
+            ask = SimulatedAsk(problem, federation.clients, split, federation.weights)
+            record[split] = problem.evaluate(self.point, ask, moments)
+            asked += ask.cost
+        record["evaluation_bytes"] = asked.bytes_up + asked.bytes_down
+        record["seconds"] = round(time.perf_counter() - self.begun, 3)
+        self.history.append(record)
+        if self.folder is not None:
+            self.folder.append(record)
+        if self.plan.on_record:
+            self.plan.on_record(record)
+        self._compare(record.get("validation", {}).get(problem.monitor))
+
+    def _compare(self, value: float | None) -> None:
+        """With the best so far, on validation rows."""
+        problem = self.federation.problem
+        if value is None:
+            return
+        sign = 1 if problem.larger_is_better else -1
+        if self.best is None or sign * value > sign * self.best.value:
+            self.best, self.waited = Best(self.state.round, value, self.point), 0
+            return
+        self.waited += 1
+        if self.plan.stop_early is not None and self.waited >= self.plan.stop_early:
+            self.outcome = (
+                f"stopped early at round {self.state.round}: no better validation "
+                f"{problem.monitor} in {self.waited} evaluations; the best was "
+                f"{self.best.value:.4f} at round {self.best.round}"
+            )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        server = self.state.server
+        tensors = {f"server.{n}": v for n, v in zip(server._fields, server, strict=True)}
+        for client, kept in self.store.states.items():
+            fields = zip(self.store.fields, kept, strict=True)
+            tensors |= {f"client.{client}.{name}": value for name, value in fields}
+        return tensors | self._best_tensors()
+
+    def _best_tensors(self) -> dict[str, Tensor]:
+        if self.best is None:
+            return {}
+        return {"best.x": self.best.point.x, "best.y": self.best.point.y}
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "identity": self.identity,
+            "round": self.state.round,
+            "iteration": self.state.iteration,
+            "cost": list(self.state.cost),
+            "waited": self.waited,
+            "best": None if self.best is None else [self.best.round, self.best.value],
+            "outcome": self.outcome,
+            "seconds": time.perf_counter() - self.begun,
+        }
+
+    def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        if about["identity"] != self.identity:
+            assert self.folder is not None
+            raise CheckpointError(
+                f"the checkpoints in {self.folder.path} are of another experiment (other data, "
+                "problem, method or seed): resume with the settings of that run, or give another "
+                "folder"
+            )
+        kind = type(self.state.server)
+        server = kind(*(tensors[f"server.{name}"] for name in kind._fields))
+        self.state = State(about["round"], about["iteration"], server, Cost(*about["cost"]))
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("client."):
+                _, client, field = name.split(".")
+                states.setdefault(int(client), {})[field] = value
+        fields = self.store.fields
+        kept = {client: tuple(state[f] for f in fields) for client, state in states.items()}
+        self.store = Store(fields, kept)
+        if about["best"] is not None:
+            round, value = about["best"]
+            self.best = Best(round, value, Point(tensors["best.x"], tensors["best.y"]))
+        self.waited, self.outcome = about["waited"], about["outcome"]
+        self.begun = time.perf_counter() - about["seconds"]

@@ -1,0 +1,154 @@
+"""Every row as one graph per round: all clients under vmap, their mean and the server's step.
+
+What changes from round to round (round, stage, iteration, and with them the rates) is in tensors,
+so a graph is compiled once for each kind of phase and then serves the whole run.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from rows import ROWS, Row, federation_of
+from torch import Tensor
+from torch.func import vmap
+
+from fedminimax.engine.debug import Debug
+from fedminimax.engine.round import play_round
+from fedminimax.engine.vectorised import _CLOCK, _only_where
+from fedminimax.engine.work import Result, Work, at_step, kept_type, mean
+from fedminimax.types import Phase
+
+ROUNDS = 5  # at least two of each kind in the rows whose stages have two rounds
+
+
+class Limited(Debug):
+    """The reference, with as many local steps as the graph."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def run(self, work: Work) -> Result:
+        return super().run(work.limited(self.steps))
+
+
+class Compiled(Debug):
+    """An executor that compiles each kind of phase that it meets, once, and has the graph do all.
+
+    The engine's own loop drives it: `whole` lends its hooks to the graph, and gives the engine a
+    phase whose aggregate is what the graph has computed.
+    """
+
+    server: Any
+    phase: Phase
+
+    def __init__(self, backend: str, steps: int, weights: Tensor):
+        self.backend, self.steps, self.weights = backend, steps, weights
+        self.graphs, self.functions = 0, {}
+
+    def whole(self, phase: Phase) -> Phase:
+        def broadcast(server: Any, clock: Any) -> Any:
+            self.server, self.phase = server, phase
+            return phase.broadcast(server, clock)
+
+        return replace(phase, broadcast=broadcast, aggregate=lambda *_: self.server)
+
+    def run(self, work: Work) -> Result:
+        work = work.limited(self.steps)
+        unequal = bool((work.steps != work.most_steps).any())
+        hooks = (self.phase.receive, self.phase.local_step, self.phase.send, self.phase.aggregate)
+        kind = (*(hook.__name__ for hook in hooks), work.most_steps, unequal)
+        if kind not in self.functions:
+            self.functions[kind] = self.compile(work, unequal)
+        draws = [work.draws.stacked(n, work.problem.depth) for n in range(work.most_steps)]
+        weights = self.weights[torch.from_numpy(work.cohort)]
+        steps, cohort = torch.from_numpy(work.steps), torch.from_numpy(work.cohort)
+        result, self.server = self.functions[kind](
+            self.server, work.kept, draws, work.clock, steps, cohort, weights
+        )
+        return result
+
+    def compile(self, work: Work, unequal: bool) -> Callable:
+        problem, phase, most = work.problem, self.phase, work.most_steps
+        # Made here: inside a graph its cache would be traced, with a warning.
+        kind, keep = kept_type(work.keep), work.keep
+
+        def graph(server, kept, draws, clock, steps, cohort, weights):
+            down = phase.broadcast(server, clock)
+            own = clock._replace(steps=steps, client=cohort)
+
+            def begin(kept: Any, clock: Any) -> Any:
+                return phase.receive(down, kind(*kept), clock)
+
+            def step(client: Any, draw: Any, clock: Any) -> Any:
+                return phase.local_step(problem, down, client, draw, clock)
+
+            def finish(client: Any, clock: Any) -> Any:
+                up, client = phase.send(down, client, clock)
+                return up, tuple(getattr(client, field) for field in keep)
+
+            client = vmap(begin, (0, _CLOCK))(kept, own)
+            for number in range(most):
+                moved = vmap(step, (0, 0, _CLOCK))(client, draws[number], at_step(own, number))
+                client = _only_where(number < steps, moved, client) if unequal else moved
+            up, kept = vmap(finish, (0, _CLOCK))(client, at_step(own, most))
+            return Result(up, kept), phase.aggregate(problem, server, mean(up, weights), clock)
+
+        # Dynamo keeps graphs by code object; a copy of its own makes a second graph an error.
+        code = graph.__code__.replace(co_name=f"graph_{len(self.functions)}")
+        own = types.FunctionType(code, graph.__globals__, code.co_name, None, graph.__closure__)
+        return torch.compile(own, fullgraph=True, backend=self.counting, dynamic=False)
+
+    def counting(self, module: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return torch._dynamo.lookup_backend(self.backend)(module, inputs)
+
+
+def compare(row: Row, backend: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run compiled and the run client by client; any second compilation raises.
+
+    The graph unrolls its local steps, so `steps` limits them.
+    """
+    torch._dynamo.reset()
+    federation, start, reference = federation_of(row.problem(), row.algorithm, row.clients())
+    expected = start
+    for _ in range(ROUNDS):
+        expected = play_round(federation, expected, reference, Limited(steps))
+
+    compiled = Compiled(backend, steps, federation.weights)
+    method, plain = type(row.algorithm), type(row.algorithm).phases
+    monkeypatch.setattr(method, "phases", lambda s, r: tuple(map(compiled.whole, plain(s, r))))
+    federation, state, store = federation_of(row.problem(), row.algorithm, row.clients())
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(ROUNDS):
+            state = play_round(federation, state, store, compiled)
+
+    assert compiled.graphs == len(compiled.functions) < ROUNDS
+    for name, a, b in zip(state.server._fields, state.server, expected.server, strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-13), name
+    assert not torch.equal(state.server.x, start.server.x)
+    assert store.states.keys() == reference.states.keys()
+    for client, kept in reference.states.items():
+        for a, b in zip(store.states[client], kept, strict=True):
+            assert torch.allclose(a, b, rtol=1e-10, atol=1e-13), client
+
+
+rows = pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.distance is None], ids=lambda row: row.name
+)
+
+
+@rows
+def test_a_round_is_one_graph(row, monkeypatch):
+    compare(row, "eager", 1, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+@rows
+def test_a_round_is_one_compiled_graph(row, monkeypatch):
+    compare(row, "inductor", 3, monkeypatch)
