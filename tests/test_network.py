@@ -24,8 +24,8 @@ D = torch.float64
 def flat_net(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(),
-        nn.Linear(5, 1),
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(),
+        nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 1),
     ).to(D)  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def split_moments(
 def pooled_moments(
     module: nn.Module, rows: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The statistics of each layer's input when all rows are one batch, by hooks on the user's own module."""
+    """The statistics of each layer's input when all rows are one batch, by hooks on the module."""
     found, handles = [], []
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -224,10 +224,11 @@ def disjoint_clients(shape) -> tuple[Clients, torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["flat", "image"])
 def test_merged_statistics_are_those_of_the_pooled_rows(name):
-    """Exact for the first layer, even with classes apart; measured 0.9 (flat) and 0.5 (image) for the second.
+    """Exact for the first layer, even with classes apart, and an approximation for the second.
 
-    The second layer's inputs were normalised per client, so on class-disjoint clients its statistics
-    are a rough approximation, in units of the pooled standard deviation; with like clients it is close.
+    The second layer's inputs were normalised by each client's own statistics. Measured here, on
+    class-disjoint clients: means off by 0.12 (flat) and 0.05 (image) pooled standard deviations,
+    variances by factors of 2.1 and 1.3.
     """
     make, shape = NETS[name]
     clients, pooled = disjoint_clients(shape)
@@ -240,9 +241,8 @@ def test_merged_statistics_are_those_of_the_pooled_rows(name):
     torch.testing.assert_close(ours[0][1], right[0][1], rtol=1e-11, atol=1e-13)
     off = ((ours[1][0] - right[1][0]).abs() / right[1][1].sqrt()).max()
     spread = (ours[1][1] / right[1][1]).log().abs().max()
-    print(name, float(off), float(spread))
-    assert float(off) < 0.3
-    assert float(spread) < 1.5
+    assert float(off) < 0.15
+    assert float(spread) < 0.9
 
 
 @pytest.mark.parametrize("name", ["flat", "image"])
@@ -298,7 +298,7 @@ def test_statistics_of_any_number_of_rows(count):
 
 
 def test_statistics_of_features_far_from_zero_in_single_precision():
-    """E[x^2] - E[x]^2 cancels: features such as years or blood pressures must keep their variance."""
+    """E[x^2] - E[x]^2 cancels: features such as years must keep their variance."""
     rows = rows_of((3,), 500).float() + 1000
     network = Network(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)))
     _, variance = split_moments(network, network.moments(network.start(), rows))[0]

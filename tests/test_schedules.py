@@ -151,7 +151,7 @@ def test_rates_of_methods_are_checked_where_they_are_given(bad):
 
 @pytest.mark.parametrize("bad", [0, -3, 1.5, True, "8"])
 def test_counts_of_methods_are_checked_where_they_are_given(bad):
-    with pytest.raises(ValueError, match="LocalSGDA: local_steps is .* whole number"):
+    with pytest.raises(ValueError, match=r"LocalSGDA: local_steps is .* whole number"):
         LocalSGDA(local_steps=bad)
 
 

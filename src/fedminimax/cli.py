@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedminimax.bench import bench
@@ -35,7 +34,14 @@ from fedminimax.experiment import (
 )
 from fedminimax.metrics.ranking import auc
 from fedminimax.report.demo import demo
-from fedminimax.report.tables import Compared, compare_table, list_table, number_text, ranked
+from fedminimax.report.tables import (
+    Compared,
+    compare_table,
+    console,
+    list_table,
+    number_text,
+    ranked,
+)
 
 RUNS = Path("runs")
 
@@ -45,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.command(options)
     except OSError as error:
-        named = f"{error.filename}: {error.strerror}; give another path" if error.filename else error
-        print(f"fedminimax: {named}", file=sys.stderr)
+        said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"fedminimax: {said}", file=sys.stderr)
         return 2
     except (ValueError, ClientError) as error:
         print(f"fedminimax: {error}", file=sys.stderr)
@@ -168,14 +174,13 @@ def _compare(options: argparse.Namespace) -> int:
             about = {"folder": entry.folder, "method": entry.method, "problem": entry.problem}
             print(json.dumps({**about, "outcome": entry.run.outcome, **entry.run.history[-1]}))
     else:
-        Console().print(compare_table(runs))
+        console().print(compare_table(runs))
     return 0
 
 
 def _list(sections: list[str]) -> int:
-    console = Console()
     for section in sections:
-        console.print(list_table(section))
+        console().print(list_table(section))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,28 +85,35 @@ def run_experiment(
     """Runs an experiment; with a folder, everything about the run is written there."""
     built = built or build(experiment)
     settings = experiment.run
-    if folder is not None and not resume:
-        place = RunFolder(folder)
+    place = RunFolder(folder) if folder is not None and not resume else None
+    fresh = place is not None and not place.path.exists()
+    if place is not None:
         place.create()
         write_bytes(place.path / "config.toml", write_toml(experiment.to_table()).encode())
         place.write_json(PREPARATION, built.about)
-    return simulate(
-        built.problem,
-        built.algorithm,
-        built.clients,
-        rounds=settings.rounds,
-        seed=settings.seed,
-        cohort=settings.cohort,
-        executor=settings.executor,
-        dtype=getattr(torch, settings.dtype),
-        evaluate_every=settings.evaluate_every,
-        stop_early=settings.stop_early,
-        folder=folder,
-        allow_partial=settings.allow_partial,
-        checkpoint_every=settings.checkpoint_every,
-        resume=resume,
-        **callbacks,
-    )
+    try:
+        return simulate(
+            built.problem,
+            built.algorithm,
+            built.clients,
+            rounds=settings.rounds,
+            seed=settings.seed,
+            cohort=settings.cohort,
+            executor=settings.executor,
+            dtype=getattr(torch, settings.dtype),
+            evaluate_every=settings.evaluate_every,
+            stop_early=settings.stop_early,
+            folder=folder,
+            allow_partial=settings.allow_partial,
+            checkpoint_every=settings.checkpoint_every,
+            resume=resume,
+            **callbacks,
+        )
+    except ValueError:
+        # Settings that no run can begin with leave no folder behind.
+        if place is not None and fresh and not place.history.exists():
+            shutil.rmtree(place.path)
+        raise
 
 
 def experiment_of(folder: str | os.PathLike) -> Experiment:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from fedminimax.config import CHOICES, described
@@ -18,6 +20,12 @@ class Compared(NamedTuple):
     method: str
     problem: str
     run: Run
+
+
+def console() -> Console:
+    """The screen; a file or a pipe has no edge that a table must fit into."""
+    found = Console()
+    return found if found.is_terminal else Console(width=1000)
 
 
 def bytes_text(number: float) -> str:
@@ -49,9 +57,13 @@ def compare_table(runs: Sequence[Compared]) -> Table:
     """Runs side by side, in the order given."""
     metric, larger = _common_metric(runs)
     split = "validation" if "validation" in runs[0].run.history[-1] else "train"
-    table = Table(title=f"{metric} ({'higher' if larger else 'lower'} is better)")
+    title = f"{metric} ({'higher' if larger else 'lower'} is better)"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("run", "method", "problem", "rounds", split, "test", "gradients", "up", "down"):
-        table.add_column(heading, justify="left" if heading in ("run", "method") else "right")
+        if heading in ("run", "method", "problem"):
+            table.add_column(heading, overflow="fold")
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
     for entry in runs:
         last = entry.run.history[-1]
         table.add_row(
