@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.algorithms._stagewise import StagewiseProximal
-from fedminimax.blocks.schedules import at
+from fedminimax.blocks.schedules import Rate, at
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 
@@ -61,7 +61,7 @@ class Codasca(StagewiseProximal):
     move and after the server's.
     """
 
-    server_lr: float = 1.0  # eta_g
+    server_lr: Rate = 1.0  # eta_g
     keep: ClassVar[tuple[str, ...]] = ("center", "control_x", "control_y")
     reference: ClassVar[str] = (
         "Yuan et al., Federated Deep AUC Maximization for Heterogeneous Data, ICML 2021, Alg. 3-4"
@@ -115,8 +115,9 @@ class Codasca(StagewiseProximal):
         return Up(client.x, client.y, *control), client
 
     def aggregate(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
-        x = problem.project_x(server.x + self.server_lr * (mean.x - server.x))
-        y = problem.project_y(server.y + self.server_lr * (mean.y - server.y))
+        lr = at(self.server_lr, clock)
+        x = problem.project_x(server.x + lr * (mean.x - server.x))  # v_r
+        y = problem.project_y(server.y + lr * (mean.y - server.y))  # alpha_r
         return Server(x, y, mean.control_x, mean.control_y)
 
     def end_stage(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:

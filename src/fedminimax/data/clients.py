@@ -34,13 +34,10 @@ class Shards:
         """All rows of a client."""
         return batch_of(*self.rows(client))
 
-    def to(self, dtype: torch.dtype, device: Any = None) -> Shards:
+    def to(self, dtype: torch.dtype) -> Shards:
         """The same rows with floating columns in another precision."""
         moved = object.__new__(Shards)
-        moved.columns = tuple(
-            c.to(device=device, dtype=dtype if c.is_floating_point() else c.dtype)
-            for c in self.columns
-        )
+        moved.columns = tuple(c.to(dtype) if c.is_floating_point() else c for c in self.columns)
         moved.sizes, moved.starts = self.sizes, self.starts
         return moved
 
@@ -117,10 +114,10 @@ class Clients:
         raw = torch.ones_like(sizes) if kind == "uniform" else sizes
         return raw / raw.sum()
 
-    def to(self, dtype: torch.dtype, device: Any = None) -> Clients:
+    def to(self, dtype: torch.dtype) -> Clients:
         moved = object.__new__(Clients)
         moved.__dict__.update(self.__dict__)
-        moved.splits = {name: shards.to(dtype, device) for name, shards in self.splits.items()}
+        moved.splits = {name: shards.to(dtype) for name, shards in self.splits.items()}
         moved.train = moved.splits["train"]
         return moved
 

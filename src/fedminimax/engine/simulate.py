@@ -78,8 +78,10 @@ def simulate(
     cohort = len(clients) if cohort is None else cohort
     _check_numbers(rounds, evaluate_every, checkpoint_every, stop_early, cohort, clients)
     _check_match(problem, algorithm, cohort < len(clients) and not allow_partial)
-    point = _start(problem, start, dtype, device)
-    clients = clients.to(point.x.dtype, device)
+    if str(device or "cpu") != "cpu":
+        raise ValueError(f"device is {device!r}; this version runs on the CPU: leave device out")
+    point = _start(problem, start, dtype)
+    clients = clients.to(point.x.dtype)
     weights = clients.weight_vector(clients.weights or problem.client_weights)
     ask = SimulatedAsk(problem, clients, "train", weights)
     problem = problem.prepare(ask)
@@ -146,7 +148,7 @@ def _check_match(problem: Problem, algorithm: Algorithm, partial: bool) -> None:
         )
 
 
-def _start(problem: Problem, start: Any, dtype: torch.dtype | None, device: Any) -> Point:
+def _start(problem: Problem, start: Any, dtype: torch.dtype | None) -> Point:
     usual = problem.start()
     if isinstance(start, nn.Module):
         start = torch.cat([p.detach().reshape(-1) for p in start.parameters()])
@@ -165,7 +167,7 @@ def _start(problem: Problem, start: Any, dtype: torch.dtype | None, device: Any)
         if not bool(torch.isfinite(vector).all()):
             raise ValueError(f"the start has a NaN or an infinity in {label}: give finite numbers")
     dtype = dtype or usual.x.dtype
-    return Point(*(v.detach().to(dtype=dtype, device=device) for v in given))
+    return Point(*(v.detach().to(dtype) for v in given))
 
 
 def _identity(federation: Federation, start: Point) -> str:
