@@ -127,7 +127,7 @@ def test_a_rate_is_a_number_or_a_schedule(written, meant):
     [
         ({"value": 0.1}, "[method] lr is {'value': 0.1}; give a number, or a schedule such as"),
         ({"kind": "stepdecay", "value": 1}, "[method] lr kind is 'stepdecay'; did you mean 'step_"),
-        ({"kind": ["constant"], "value": 1}, "[method] lr kind is ['constant']; known"),
+        ({"kind": ["constant"], "value": 1}, "[method] lr kind is ['constant']; did you"),
         ({"kind": "step_decay"}, "[method] lr needs the key 'value'"),
         ({"kind": "step_decay", "value": 1, "att": [3]}, "[method] lr has no key 'att'; did you"),
         ({"kind": "step_decay", "value": "a"}, "[method] lr value is 'a'; give a number"),

@@ -319,6 +319,15 @@ def test_executors_agree_on_unequal_steps():
         assert close(run(row, 2, executor).point, reference.point, 1e-10), executor
 
 
+@every_row
+def test_the_server_stays_in_the_sets(row):
+    problem = row.problem()
+    for rounds in range(1, row.rounds):
+        point = run(row, rounds, "vectorised").point
+        inside = Point(problem.project_x(point.x), problem.project_y(point.y))
+        assert close(point, inside, 1e-14)
+
+
 # Purity, shapes and precision.
 
 

@@ -57,7 +57,7 @@ def sigmoid(z: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Paper:
-    """What a box needs: gradients of F_k, samples z_t^k, the machines' weights, the dual's set."""
+    """What a box needs: gradients of F_k, samples z_t^k, the machines' weights, the sets."""
 
     gradient: Callable[[Vector, Vector, Rows], tuple[Vector, Vector]]
     best_dual: Callable[[Vector, list[tuple[float, Rows]]], Vector]
@@ -65,7 +65,8 @@ class Paper:
     weights: Vector
     v: Vector
     alpha: Vector
-    project: Callable[[Vector], Vector]
+    project: Callable[[Vector], Vector]  # onto the set of alpha
+    project_v: Callable[[Vector], Vector]
 
     @property
     def machines(self) -> range:
@@ -152,6 +153,28 @@ def least_squares_paper():
     return gradient, None
 
 
+def robust_paper():
+    """The larger of two squared errors: y in the simplex weighs them, x stays in a ball."""
+
+    def gradient(v: Vector, alpha: Vector, rows: Rows) -> tuple[Vector, Vector]:
+        features, labels = rows
+        error, n = features @ v - labels, len(labels)
+        slope = 2 * features.T @ (alpha[0] * error + alpha[1] * (error + 1)) / n
+        return slope, np.array([np.mean(error**2), np.mean((error + 1) ** 2)])
+
+    return gradient, None
+
+
+def onto_simplex(alpha: Vector) -> Vector:
+    """Of two entries: the segment from (1, 0) to (0, 1)."""
+    first = np.clip((1 + alpha[0] - alpha[1]) / 2, 0, 1)
+    return np.array([first, 1 - first])
+
+
+def onto_ball(radius: float) -> Callable[[Vector], Vector]:
+    return lambda v: v if np.sqrt(v @ v) <= radius else v * radius / np.sqrt(v @ v)
+
+
 def weights_of(clients: Clients, kind: str) -> Vector:
     sizes = np.array(clients.train.sizes, dtype=float)
     return sizes / sizes.sum() if kind == "size" else np.full(len(sizes), 1 / len(sizes))
@@ -170,26 +193,30 @@ def paper_of(problem: Problem, clients: Clients) -> Paper:
     usual = "size" if isinstance(problem, AUC) else "uniform"
     weights = weights_of(clients, clients.weights or usual)
 
-    def keep(alpha: Vector) -> Vector:
-        return alpha
+    def keep(vector: Vector) -> Vector:
+        return vector
 
+    project = project_v = keep
     if isinstance(problem, AUC):
         shares = [np.mean(clients.train.rows(k)[1].numpy() > 0) for k in range(len(clients))]
         p = float(sum(w * share for w, share in zip(weights, shares, strict=True)))
         gradient, best_dual = auc_paper(p, problem.form, problem.margin)
         if problem.form == "margin":
 
-            def keep(alpha: Vector) -> Vector:
-                return np.maximum(alpha, 0)
+            def project(vector: Vector) -> Vector:
+                return np.maximum(vector, 0)
 
     elif isinstance(problem, Quadratic):
         gradient, best_dual = quadratic_paper(problem.tau)
     elif isinstance(problem, CrossEntropy):
         gradient, best_dual = cross_entropy_paper()
+    elif len(problem.start().y):
+        gradient, best_dual = robust_paper()
+        project, project_v = onto_simplex, onto_ball(0.05)
     else:
         gradient, best_dual = least_squares_paper()
     v, alpha = (value.double().numpy() for value in problem.start())
-    return Paper(gradient, best_dual, sample, weights, v, alpha, keep)  # type: ignore[arg-type]
+    return Paper(gradient, best_dual, sample, weights, v, alpha, project, project_v)  # type: ignore[arg-type]
 
 
 # The boxes. Each returns what the server holds after every communication round.
@@ -219,7 +246,8 @@ def local_sgda(paper: Paper, eta_x: float, eta_y: float, tau: int, rounds: int) 
     for t in range(rounds * tau):
         for k in paper.machines:
             g_x, g_y = paper.gradient(xs[k], ys[k], paper.sample(k, t))
-            xs[k], ys[k] = xs[k] - eta_x * g_x, paper.project(ys[k] + eta_y * g_y)
+            xs[k] = paper.project_v(xs[k] - eta_x * g_x)
+            ys[k] = paper.project(ys[k] + eta_y * g_y)
         if (t + 1) % tau == 0:
             xs = [paper.mean(xs)] * len(xs)
             ys = [paper.mean(ys)] * len(ys)
@@ -245,7 +273,7 @@ def dsg_plus(
         for k in paper.machines:
             g_v, g_alpha = paper.gradient(v[k], alpha[k], paper.sample(k, begin + t))
             v[k], alpha[k] = (
-                v[k] - eta * (g_v + gamma * (v[k] - v0)),
+                paper.project_v(v[k] - eta * (g_v + gamma * (v[k] - v0))),
                 paper.project(alpha[k] + eta * g_alpha),
             )
         # The return line averages v_t^k for t = 1..T over k too, so it makes no difference that
@@ -308,7 +336,7 @@ def codasca(paper: Paper, stages: list[StagePlan], eta_g: float = 1.0, equation:
                     g_v, g_alpha = paper.gradient(v, alpha, paper.sample(k, begin + t))
                     g_v = g_v + stage.gamma * (v - v0)
                     used_v, used_alpha = used_v + g_v / I, used_alpha + g_alpha / I
-                    v = v - eta * (g_v - c_v[k] + mean_c_v)
+                    v = paper.project_v(v - eta * (g_v - c_v[k] + mean_c_v))
                     alpha = paper.project(alpha + eta * (g_alpha - c_alpha[k] + mean_c_alpha))
                 local_v.append(v)
                 local_alpha.append(alpha)
@@ -320,7 +348,7 @@ def codasca(paper: Paper, stages: list[StagePlan], eta_g: float = 1.0, equation:
             begin += I
             mean_c_v, mean_c_alpha = paper.mean(c_v), paper.mean(c_alpha)
             v_r, alpha_r = (
-                v_r + eta_g * (paper.mean(local_v) - v_r),
+                paper.project_v(v_r + eta_g * (paper.mean(local_v) - v_r)),
                 paper.project(alpha_r + eta_g * (paper.mean(local_alpha) - alpha_r)),
             )
             points.append((v_r, alpha_r))
@@ -360,12 +388,13 @@ def test_fedavg_with_a_rate_per_iteration():
     same(cross_entropy(), FedAvg(lr=InverseRoot(0.2, shift=2), local_steps=3), labelled(), expected)
 
 
-MINIMAX = [
+WITH_BEST_DUAL = [
     (quadratic, noisy),
     (quadratic, noisy_by_size),
     (linear_auc, labelled),
     (margin_auc, labelled),
 ]
+MINIMAX = [*WITH_BEST_DUAL, (robust_least_squares, labelled)]
 
 
 @pytest.mark.parametrize(("problem", "clients"), MINIMAX)
@@ -403,7 +432,7 @@ def test_coda_plus_with_growing_stages(problem, clients):
 
 
 @pytest.mark.parametrize("output", ["average", "last"])
-@pytest.mark.parametrize(("problem", "clients"), MINIMAX)
+@pytest.mark.parametrize(("problem", "clients"), WITH_BEST_DUAL)
 def test_coda_over_three_stages(problem, clients, output):
     paper = paper_of(problem(), clients())
     stages = [StagePlan(0.3 / 3**s, 0.2, 3, 2) for s in range(3)]
@@ -433,7 +462,7 @@ def test_codasca_over_three_stages(problem, clients, server_lr):
         server_lr=server_lr,
     )
     # Where a set cuts a move short, its length no longer tells the gradients: eq. (7).
-    equation = 7 if problem is margin_auc else 6
+    equation = 7 if problem in (margin_auc, robust_least_squares) else 6
     same(problem(), algorithm, clients(), codasca(paper, stages, server_lr, equation))
 
 
@@ -445,12 +474,20 @@ def test_npa(problem, clients):
     same(problem(), algorithm, clients(), coda_plus(paper, stages))
 
 
-def test_the_transcriptions_meet_their_sets():
-    """The margin rows would prove nothing about projections if alpha never touched 0."""
-    paper = paper_of(margin_auc(), labelled())
-    loose = replace(paper, project=lambda alpha: alpha)
-    stages = [StagePlan(0.3, 0.2, 3, 3)]
-    assert not np.allclose(codasca(paper, stages)[-1][0], codasca(loose, stages)[-1][0], atol=1e-6)
+@pytest.mark.parametrize(
+    ("problem", "player"),
+    [
+        (margin_auc, "project"),
+        (robust_least_squares, "project"),
+        (robust_least_squares, "project_v"),
+    ],
+)
+def test_the_transcriptions_meet_their_sets(problem, player):
+    """The rows with sets would prove nothing about projections if no step ever left them."""
+    paper, stages = paper_of(problem(), labelled()), [StagePlan(0.3, 0.2, 3, 3)]
+    loose = replace(paper, **{player: lambda vector: vector})
+    a, b = (codasca(p, stages, 1.4)[-1][0] for p in (paper, loose))
+    assert not np.allclose(a, b, atol=1e-6)
 
 
 # Losses against the naive formulas, and the saddle against the pairwise loss.

@@ -136,10 +136,11 @@ def _to_resume(options: argparse.Namespace) -> Path:
         return options.folder
     if options.config.is_dir():
         return options.config
-    made = sorted(RUNS.glob(f"{options.config.stem}-*"), key=lambda p: p.stat().st_mtime)
+    name = options.config.stem
+    made = [p for p in RUNS.glob(f"{name}-*") if p.name.removeprefix(f"{name}-").isdigit()]
     if not made:
-        raise ValueError(f"there is no run of {options.config.stem} in {RUNS}/: give --folder")
-    return made[-1]
+        raise ValueError(f"there is no run of {name} in {RUNS}/: give --folder")
+    return max(made, key=lambda path: path.stat().st_mtime)
 
 
 def _tell(run: Run, folder: Path, options: argparse.Namespace) -> None:

@@ -51,8 +51,7 @@ class Coda(StageAveraged):
         if problem.dual_statistics is None:
             raise ValueError(
                 "CODA needs a problem whose best dual follows from means over rows; "
-                f"{type(problem).__name__} has none: "
-                "use CODA+"
+                f"{type(problem).__name__} has none: use CODA+"
             )
         return start
 
@@ -77,7 +76,7 @@ class Coda(StageAveraged):
         return Estimate(*client, statistics=down.x.new_zeros(()))
 
     def add_statistics(
-        self, problem, down: Primal, client: Estimate, batch: Draw, clock: Clock
+        self, problem: Problem, down: Primal, client: Estimate, batch: Draw, clock: Clock
     ) -> Estimate:
         new = problem.dual_statistics(down.x, batch[-1]) / clock.steps
         return client._replace(statistics=client.statistics + new)
@@ -87,5 +86,7 @@ class Coda(StageAveraged):
     ) -> tuple[Statistics, Estimate]:
         return Statistics(client.statistics), client
 
-    def restart_dual(self, problem, server: Point, mean: Statistics, clock: Clock) -> Point:
+    def restart_dual(
+        self, problem: Problem, server: Point, mean: Statistics, clock: Clock
+    ) -> Point:
         return server._replace(y=problem.project_y(problem.dual_from(mean.statistics)))

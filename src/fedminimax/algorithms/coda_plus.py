@@ -12,14 +12,12 @@ from fedminimax.algorithms._stagewise import StageAveraged
 class CodaPlus(StageAveraged):
     """CODA+ (Yuan, Guo et al., Federated Deep AUC Maximization, ICML 2021, Algorithms 1 and 2).
 
-    Stage s starts at (x_0, y_0), what the stage before returned, and takes steps of rate lr_s. At
-    client k
+    Stage s starts at (x_0, y_0), what the stage before returned. Client k takes steps
 
-        x <- x - lr * ( grad_x f_k(x, y) + proximal * (x - x_0) )
-        y <- y + lr * grad_y f_k(x, y)                                both gradients at the old
-        point, one batch
+        x <- x - lr_s * ( grad_x f_k(x, y) + proximal * (x - x_0) )
+        y <- y + lr_s * grad_y f_k(x, y)
 
-    and every `local_steps` the server averages x and y. The stage returns the average over its
+    with both gradients at the old point and on one batch, and every `local_steps` the server averages x and y. The stage returns the average over its
     steps and clients. Up and down: dx + dy floats per round; x_0 is the first point a client
     receives in a stage, so it travels once.
 

@@ -47,12 +47,15 @@ class Codasca(StagewiseProximal):
     A stage starts at x_0 with all controls 0. With g the gradients of f_k + proximal/2 |x - x_0|^2,
     client k takes
 
-        x <- x - lr * ( g_x - control_x^k + control_x ),    y <- y + lr * ( g_y - control_y^k +
-        control_y )
+        x <- x - lr * ( g_x - control_x^k + control_x )
+        y <- y + lr * ( g_y - control_y^k + control_y )
 
     `local_steps` times, then sets its controls to the averages of the gradients that it used. The
-    server averages the controls and moves on by `server_lr`:  x <- x + server_lr * ( mean x^k - x
-    ), y likewise. Up and down: 2 (dx + dy) floats.
+    server averages the controls and moves both players on from where they were:
+
+        x <- x + server_lr * ( mean_k x^k - x ),    y <- y + server_lr * ( mean_k y^k - y )
+
+    Up and down: 2 (dx + dy) floats.
 
     *Differs from the paper*: the controls are computed by eq. (7), which equals the box's (6) for a
     constant rate and no sets, and stays right otherwise. Alg. 4 does not say that a round begins at

@@ -10,11 +10,12 @@ from fedminimax.algorithms._stagewise import StageAveraged
 
 @dataclass(frozen=True)
 class NPA(StageAveraged):
-    """Naive parallel proximal descent ascent (Yuan et al., ICML 2021, Appendix C): CODA+ with one
-    local step.
+    """NPA, naive parallel descent ascent (Yuan et al., ICML 2021, Appendix C).
 
-        x <- x - lr * ( mean_k grad_x f_k(x, y) + proximal * (x - x_0) ),    y <- y + lr * mean_k
-        grad_y f_k(x, y)
+    CODA+ with one local step:
+
+        x <- x - lr_s * ( mean_k grad_x f_k(x, y) + proximal * (x - x_0) )
+        y <- y + lr_s * mean_k grad_y f_k(x, y)
 
     Up and down: dx + dy floats per iteration.
 

@@ -20,7 +20,7 @@ class Split:
 
     positive_share thins the positives of the training and validation rows of every site to that
     share; the test rows stay as they are, as in the papers. standardise: with means and variances
-    that the sites send as sums; without it, missing values are imputed and nothing is scaled.
+    that the sites send as sums; without it, features are centred but not scaled.
     """
 
     train: float = 0.6

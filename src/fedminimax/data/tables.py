@@ -165,8 +165,7 @@ def raw_csv(
     if "" in cells:
         raise DataError(
             f"{file}: column {names.index('') + 1} has no name (a row number written by pandas or "
-            "R?); name it, "
-            'or leave it out with drop = [""].'
+            'R?); name it, or leave it out with drop = [""].'
         )
     return Raw(name, file, names, cells, labels, lines[1:])
 

@@ -1,8 +1,11 @@
 """The folder of a run.
 
-config.toml         what was asked, resolved          environment.json   versions, machine, executor
-chosen history.jsonl       one line per evaluation           final.safetensors  the result: no time,
-no host checkpoints/        round-NNNNNNN.safetensors, the last two
+config.toml         what was asked, with every default
+environment.json    versions, machine, and the executor that was chosen
+preparation.json    how rows were read and scaled
+history.jsonl       one line per evaluation
+checkpoints/        round-NNNNNNN.safetensors, the last two
+final.safetensors   the result: no time, no host
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""AUC maximisation as a minimax problem: no pair of rows ever has to meet, so rows can stay at
-their clients."""
+"""AUC maximisation as a minimax problem: no two rows ever have to meet, so they can stay apart."""
 
 from __future__ import annotations
 
@@ -14,15 +13,14 @@ from fedminimax.types import Ask, Batch, Point, Weights
 
 
 class AUC(BinaryProblem):
-    """AUC maximisation with a square or margin surrogate (Ying et al., NeurIPS 2016; Yuan et al.,
-    ICCV 2021).
+    """AUC maximisation, by the square (Ying et al. 2016) or the margin (Yuan et al. 2021) loss.
 
-    x = (network weights, a, b), y = (alpha). With p the share of positives and s the score of a
-    row,
+    x = (network weights, a, b), y = (alpha). With p the share of positives, s the score of a row
+    and [+], [-] its class, a row's loss is
 
-        square  (1-p) (s-a)^2 [+]  +  p (s-b)^2 [-]  +  2 (1+alpha) ( p s [-] - (1-p) s [+] )  -  p
-        (1-p) alpha^2 margin  (1-p) (s-a)^2 [+]  +  p (s-b)^2 [-]  +  2 alpha ( p (1-p) m + p s [-]
-        - (1-p) s [+] )  -  p (1-p) alpha^2
+        (1-p) (s-a)^2 [+]  +  p (s-b)^2 [-]  -  p (1-p) alpha^2
+            +  2 (1 + alpha) ( p s [-] - (1-p) s [+] )                  square
+            +  2 alpha ( p (1-p) m + p s [-] - (1-p) s [+] )            margin
 
     where the margin form keeps alpha >= 0. At the best a, b and alpha the square form is p (1-p)
     times the mean over pairs of (1 - s_+ + s_-)^2, less p (1-p). p is that of the whole federation,

@@ -11,8 +11,9 @@ from fedminimax.types import Ask, Batch, Point, Problem
 
 
 class Quadratic(Problem):
-    """f_k = tau/2 |x|^2 - ( |y|^2/2 - b_k'y + t_k y'x ), the heterogeneous quadratic saddle
-    (AdaFGDA paper, eq. 12).
+    """The heterogeneous quadratic saddle of the AdaFGDA paper (eq. 12), solved in closed form.
+
+        f_k(x, y) = tau/2 |x|^2 - ( |y|^2/2 - b_k'y + t_k y'x )
 
     A client's rows are pairs (t, b); their means are its t_k and b_k. The spread of the b_k is the
     heterogeneity.

@@ -1,0 +1,810 @@
+"""The command line as a user meets it: results, notes, and a sentence for every mistake."""
+
+import csv
+import errno
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from fedminimax import cli
+from fedminimax.config import CHOICES
+from fedminimax.data.tables import read_table
+from fedminimax.experiment import load, preparation
+from fedminimax.report import demo
+
+ROOT = Path(__file__).parents[1]
+HEART = ROOT / "experiments" / "heart_codasca.toml"
+SITES = ("east", "north", "west")
+MINE = """
+[data]
+name = "folder"
+path = "sites"
+label = "disease"
+drop = ["patient"]
+[model]
+name = "linear"
+[problem]
+name = "auc"
+[method]
+name = "codasca"
+[run]
+rounds = 6
+evaluate_every = 2
+executor = "vectorised"
+"""
+
+
+def site_text(number, rows=60, label=lambda i: int(i % 3 == 0)):
+    """A site's table: the marker tells the classes apart, the age hardly, and some cells lack."""
+    random = np.random.default_rng(number)
+    lines = ["patient,age,sex,marker,disease"]
+    for i in range(rows):
+        marker = "" if i % 10 == 9 else f"{random.normal() + 1.5 * (i % 3 == 0):.3f}"
+        sex, age = random.choice(["f", "m"]), 50 + 10 * random.normal()
+        lines.append(f"{number}-{i},{age:.1f},{sex},{marker},{label(i)}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A user's directory: three sites and an experiment."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sites").mkdir()
+    for number, name in enumerate(SITES):
+        (tmp_path / "sites" / f"{name}.csv").write_text(site_text(number))
+    (tmp_path / "mine.toml").write_text(MINE)
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    """Calls the command line; the code that it returns is part of what is expected."""
+
+    def call(*arguments, code=0):
+        assert cli.main([str(argument) for argument in arguments]) == code
+        return capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def refused(run):
+    """The one sentence that a mistake ends in."""
+
+    def call(*arguments):
+        said = run(*arguments, code=2).err
+        assert said.startswith("fedminimax: ")
+        assert "Traceback" not in said
+        return said
+
+    return call
+
+
+def final(folder):
+    return (Path(folder) / "final.safetensors").read_bytes()
+
+
+def interrupted(monkeypatch, run, *arguments, after):
+    """A run that the user stops with Ctrl-C after so many rounds."""
+
+    def stop(self, round):
+        if round == after:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli._Progress, "on_round", stop)
+        return run("run", *arguments, code=130)
+
+
+# run
+
+
+def test_a_run_tells_of_its_rounds_and_where_it_is(home, run):
+    said = run("run", "mine.toml")
+    lines = said.out.splitlines()
+    rounds = [line for line in lines if line.startswith("round ")]
+    assert [line.split()[1] for line in rounds] == ["0/6", "2/6", "4/6", "6/6"]
+    history = [json.loads(line) for line in open("runs/mine-1/history.jsonl")]
+    for line, record in zip(rounds, history, strict=True):
+        assert f"validation auc {record['validation']['auc']:.4g}" in line
+    assert lines[-2].startswith("finished; test ")
+    assert f"auc {history[-1]['test']['auc']:.4g}" in lines[-2]
+    assert lines[-1] == "run folder: runs/mine-1"
+    assert said.err == ""
+    assert {path.name for path in Path("runs/mine-1").iterdir()} == {
+        *("config.toml", "preparation.json", "environment.json", "history.jsonl"),
+        *("checkpoints", "final.safetensors"),
+    }
+
+
+def test_folders_are_numbered_or_named(home, run):
+    for _ in range(2):
+        run("run", "mine.toml", "rounds=1", "--quiet")
+    run("run", "mine.toml", "rounds=1", "--quiet", "--folder", "elsewhere/here")
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["mine-1", "mine-2"]
+    assert final("runs/mine-1") == final("runs/mine-2") == final("elsewhere/here")
+
+
+def test_quiet_prints_the_result_only(home, run):
+    lines = run("run", "mine.toml", "--quiet").out.splitlines()
+    assert [line.split(";")[0] for line in lines] == ["finished", "run folder: runs/mine-1"]
+
+
+def test_json_is_one_line_with_everything(home, run):
+    result = json.loads(run("run", "mine.toml", "--json").out)
+    assert (result["folder"], result["outcome"], result["rounds"]) == ("runs/mine-1", "finished", 6)
+    last = json.loads(Path("runs/mine-1/history.jsonl").read_text().splitlines()[-1])
+    assert result["test"] == last["test"]
+    assert result["bytes_up"] == last["bytes_up"] > 0
+
+
+def test_changes_take_effect_and_are_recorded(home, run):
+    run("run", "mine.toml", "method.name=local_sgda", "primal_lr=0.25", "rounds=1", "--quiet")
+    written = Path("runs/mine-1/config.toml").read_text()
+    assert 'name = "local_sgda"' in written
+    assert "primal_lr = 0.25" in written
+    assert "stage_rounds" not in written
+
+
+def test_notes_are_shown(home, run):
+    text = site_text(1).replace(",f,", ",x,")
+    Path("sites/north.csv").write_text(text)
+    said = run("run", "mine.toml", "rounds=1").out
+    assert "note: column 'sex' has the code 'x' at north and not at east, west" in said
+    assert "note:" not in run("run", "mine.toml", "rounds=1", "--quiet").out
+
+
+def test_a_run_that_stops_early_says_so_and_stays_stopped(home, run):
+    said = run("run", "mine.toml", "rounds=500", "stop_early=1", "evaluate_every=1", "--quiet").out
+    assert said.startswith("stopped early at round ")
+    before = final("runs/mine-1")
+    assert run("run", "runs/mine-1", "--resume", "--quiet").out == said
+    assert final("runs/mine-1") == before
+
+
+def test_a_run_that_diverges_says_where_and_fails(home, run):
+    said = run(
+        *("run", "mine.toml", "problem.score=raw", "proximal=0", "lr=1e30", "--quiet"), code=1
+    ).out
+    assert re.match(r"non-finite .* at round 0, client .*: lower the learning rate", said)
+
+
+def test_another_folder_is_needed_for_another_run(home, run, refused):
+    run("run", "mine.toml", "--quiet", "--folder", "here")
+    before = final("here")
+    said = refused("run", "mine.toml", "rounds=3", "--folder", "here")
+    assert "here already holds a run" in said
+    assert "--resume here" in said
+    assert final("here") == before
+    assert "rounds = 6" in Path("here/config.toml").read_text()
+
+
+# --resume
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(home, run, monkeypatch):
+    run("run", "mine.toml", "--folder", "whole")
+    said = interrupted(monkeypatch, run, "mine.toml", "--folder", "cut", after=5)
+    assert said.err == "fedminimax: interrupted; a run goes on with --resume\n"
+    assert not Path("cut/final.safetensors").exists()
+    lines = run("run", "cut", "--resume").out.splitlines()
+    assert lines[0].startswith("round 6/6")
+    assert lines[-1] == "run folder: cut"
+    assert final("cut") == final("whole")
+    cut, whole = (
+        [json.loads(line) for line in open(f"{folder}/history.jsonl")]
+        for folder in ("cut", "whole")
+    )
+    for record in cut + whole:
+        del record["seconds"]
+    assert cut == whole
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_resume_finds_the_last_run_of_an_experiment(home, run, monkeypatch, after):
+    run("run", "mine.toml", "--folder", "whole", "--quiet")
+    interrupted(monkeypatch, run, "mine.toml", after=after)
+    # A name that only begins alike belongs to another experiment.
+    shutil.copytree("runs/mine-1", "runs/mine-too-1")
+    said = run("run", "mine.toml", "--resume", "--quiet").out
+    assert "run folder: runs/mine-1" in said
+    assert final("runs/mine-1") == final("whole")
+
+
+def test_resuming_a_finished_run_changes_nothing(home, run):
+    first = run("run", "mine.toml", "--quiet").out
+    before = {p: p.read_bytes() for p in Path("runs").rglob("*") if p.is_file()}
+    assert run("run", "runs/mine-1", "--resume", "--quiet").out == first
+    assert {p: p.read_bytes() for p in Path("runs").rglob("*") if p.is_file()} == before
+
+
+def test_a_resumed_run_cannot_be_changed(home, run, refused):
+    run("run", "mine.toml", "--quiet")
+    assert "'rounds=9' cannot be changed" in refused("run", "mine.toml", "rounds=9", "--resume")
+    assert "rounds = 6" in Path("runs/mine-1/config.toml").read_text()
+
+
+def test_there_must_be_something_to_resume(home, run, refused):
+    assert "there is no run of mine in runs/" in refused("run", "mine.toml", "--resume")
+    assert "there is no config.toml in sites" in refused("run", "sites", "--resume")
+    assert "no config.toml in no" in refused("run", "mine.toml", "--resume", "--folder", "no")
+
+
+def test_the_checkpoint_of_another_experiment_is_refused(home, run, refused):
+    run("run", "mine.toml", "--quiet")
+    run("run", "mine.toml", "method.lr=0.3", "--quiet")
+    shutil.rmtree("runs/mine-1/checkpoints")
+    shutil.copytree("runs/mine-2/checkpoints", "runs/mine-1/checkpoints")
+    said = refused("run", "runs/mine-1", "--resume")
+    assert "are of another experiment" in said
+    assert "resume with the settings of that run, or give another folder" in said
+
+
+def test_changed_data_are_another_experiment(home, run, refused):
+    run("run", "mine.toml", "--quiet")
+    Path("sites/east.csv").write_text(site_text(7))
+    assert "of another experiment (other data" in refused("run", "runs/mine-1", "--resume")
+
+
+def test_a_checkpoint_cut_in_half_is_named_and_the_one_before_it_serves(home, run, refused):
+    run("run", "mine.toml", "--quiet")
+    whole = final("runs/mine-1")
+    os.remove("runs/mine-1/final.safetensors")
+    *_, last = sorted(Path("runs/mine-1/checkpoints").iterdir())
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
+    said = refused("run", "runs/mine-1", "--resume")
+    assert f"{last} is damaged or cut short" in said
+    assert "delete it to go on from the checkpoint before it" in said
+    last.unlink()
+    run("run", "runs/mine-1", "--resume", "--quiet")
+    assert final("runs/mine-1") == whole
+
+
+def test_a_history_cut_in_the_middle_of_a_line_is_mended(home, run, monkeypatch):
+    run("run", "mine.toml", "--folder", "whole", "--quiet")
+    interrupted(monkeypatch, run, "mine.toml", "--folder", "cut", after=5)
+    with open("cut/history.jsonl", "a") as file:
+        file.write('{"round": 6, "gra')
+    run("run", "cut", "--resume", "--quiet")
+    rounds = [json.loads(line)["round"] for line in open("cut/history.jsonl")]
+    assert rounds == [0, 2, 4, 6]
+    assert final("cut") == final("whole")
+
+
+def test_a_full_disk_ends_in_a_sentence_and_the_run_can_go_on(home, run, refused, monkeypatch):
+    run("run", "mine.toml", "--folder", "whole", "--quiet")
+    calls = []
+
+    def full(file):
+        calls.append(file)
+        # config, preparation and environment, the checkpoints of rounds 2 and 4; then no more
+        if len(calls) > 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        said = refused("run", "mine.toml", "--folder", "cut")
+    assert "could not write cut/checkpoints/round-0000006.safetensors: No space left" in said
+    assert "Free some space and resume" in said
+    assert not list(Path("cut/checkpoints").glob(".*"))
+    run("run", "cut", "--resume", "--quiet")
+    assert final("cut") == final("whole")
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_nothing(home, refused, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "could not write runs/mine-1/config.toml: No space" in refused("run", "mine.toml")
+
+
+# compare
+
+
+def test_compare_ranks_by_validation_rows(home, run):
+    for number, lr in enumerate(("1e-6", "0.5", "0.05"), start=1):
+        run("run", "mine.toml", f"method.lr={lr}", "--quiet", "--folder", f"r{number}")
+    history = {
+        f"r{n}": json.loads(Path(f"r{n}/history.jsonl").read_text().splitlines()[-1])
+        for n in (1, 2, 3)
+    }
+    # Test rows must not decide: here they would decide otherwise.
+    record = history["r1"]
+    record["validation"]["auc"], record["test"]["auc"] = 0.01, 0.99
+    Path("r1/history.jsonl").write_text(json.dumps(record) + "\n")
+    order = sorted(history, key=lambda name: -history[name]["validation"]["auc"])
+    assert order[-1] == "r1"
+    shown = [
+        json.loads(line) for line in run("compare", "r1", "r2", "r3", "--json").out.split("\n")[:-1]
+    ]
+    assert [entry["folder"] for entry in shown] == order
+    assert shown[0]["validation"] == history[order[0]]["validation"]
+    assert shown[0]["method"] == "codasca"
+    lines = run("compare", "r1", "r2", "r3").out.splitlines()
+    assert "auc (higher is better)" in lines[0]
+    rows = [line.split() for line in lines if line.strip().startswith("r")][1:]
+    assert [row[0] for row in rows] == order
+    for row in rows:
+        record = history[row[0]]
+        assert row[1:4] == ["codasca", "auc", "6"]
+        assert row[4:6] == [f"{record[split]['auc']:.4g}" for split in ("validation", "test")]
+        assert row[6] == str(record["gradients"])
+
+
+def test_lower_is_better_for_a_distance(home, run):
+    quadratic = ROOT / "experiments" / "quadratic_codasca.toml"
+    for rounds in (3, 9):
+        run("run", quadratic, f"rounds={rounds}", "--quiet", "--folder", f"r{rounds}")
+    said = run("compare", "r3", "r9").out
+    assert "distance (lower is better)" in said
+    assert said.index("r9") < said.index("r3")
+
+
+def test_what_cannot_be_compared(home, run, refused):
+    run("run", "mine.toml", "rounds=1", "--quiet")
+    quadratic = ROOT / "experiments" / "quadratic_codasca.toml"
+    run("run", quadratic, "rounds=1", "--quiet")
+    said = refused("compare", "runs/mine-1", "runs/quadratic_codasca-1")
+    assert "different metrics (auc, distance): compare like with like" in said
+    assert "none of these is the folder of a finished run" in run("compare", "sites", code=2).err
+
+
+def test_compare_leaves_out_what_is_unfinished_and_says_so(home, run, monkeypatch):
+    run("run", "mine.toml", "--quiet")
+    interrupted(monkeypatch, run, "mine.toml", after=3)
+    Path("runs/demo-1").mkdir()
+    said = run("compare", *sorted(Path("runs").iterdir()))
+    assert "runs/mine-1" in said.out
+    assert "runs/mine-2" not in said.out
+    notes = said.err.splitlines()
+    assert len(notes) == 2
+    assert "note: left out: there is no config.toml in runs/demo-1" in notes[0]
+    assert "runs/mine-2/final.safetensors" in notes[1]
+
+
+# list
+
+
+@pytest.mark.parametrize(
+    ("what", "section"),
+    [("methods", "method"), ("problems", "problem"), ("data", "data"), ("models", "model")],
+)
+def test_list_names_everything_with_a_sentence(run, what, section):
+    lines = run("list", what).out.splitlines()
+    assert lines[0].strip() == section
+    entries = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[1:]}
+    assert list(entries) == list(CHOICES[section])
+    for sentence in entries.values():
+        assert len(sentence) > 20
+        assert sentence.endswith(".")
+
+
+def test_list_without_a_word_lists_all(run):
+    said = run("list").out
+    for names in CHOICES.values():
+        for name in names:
+            assert re.search(rf"^  {name} ", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [["list", "nonsense"], [], ["run"], ["nonsense"]])
+def test_a_command_that_is_none(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: fedminimax" in capsys.readouterr().err
+
+
+# predict
+
+
+@pytest.fixture
+def trained(home, run):
+    run("run", "mine.toml", "--quiet")
+    return Path("runs/mine-1")
+
+
+def expected(trained, table):
+    schema, standardiser = preparation(trained)
+    rows = read_table(table, schema)
+    features = torch.from_numpy(standardiser.transform(rows.features)).float()
+    with torch.no_grad():
+        return load(trained).module()(features).reshape(-1).numpy(), rows.labels
+
+
+def test_predict_scores_every_line(trained, run):
+    said = run("predict", trained, "sites/east.csv")
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    assert [int(row["line"]) for row in rows] == list(range(2, 62))
+    outputs, labels = expected(trained, "sites/east.csv")
+    scores = np.array([float(row["score"]) for row in rows])
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-outputs)), atol=1e-6)
+    auc = roc_auc_score(labels, outputs)
+    assert auc > 0.7
+    assert said.err == f"AUC on the 60 labelled rows: {auc:.4f}\n"
+
+
+def test_predict_needs_neither_labels_nor_the_training_data(trained, run):
+    with_labels = run("predict", trained, "sites/east.csv").out
+    text = Path("sites/east.csv").read_text()
+    shutil.rmtree("sites")
+    Path("new.csv").write_text(re.sub(r",[^,]*$", "", text, flags=re.MULTILINE))
+    said = run("predict", trained, "new.csv", "-o", "scores.csv")
+    assert (said.out, said.err) == ("", "")
+    assert Path("scores.csv").read_text() == with_labels
+
+
+def test_columns_may_stand_in_another_order(trained, run):
+    Path("a.csv").write_text("sex,marker,age\nm,1.5,60\nf,,50\n")
+    Path("b.csv").write_text("age,patient,marker,sex\n60,x,1.5,m\n50,y,NA,f\n")
+    assert run("predict", trained, "a.csv").out == run("predict", trained, "b.csv").out
+
+
+def test_rows_of_one_class_have_no_auc(trained, run):
+    Path("new.csv").write_text("age,sex,marker,disease\n60,m,1,1\n50,f,2,1\n")
+    assert (
+        "labelled rows: not defined: the labels are of one class"
+        in run("predict", trained, "new.csv").err
+    )
+
+
+def test_a_large_output_does_not_tie(trained, run):
+    """In single precision the sigmoid of all these is 1."""
+    lines = [f"50,m,{1000 + 10 * i},{i % 2}" for i in range(4)]
+    Path("new.csv").write_text("\n".join(["age,sex,marker,disease", *lines]))
+    outputs, labels = expected(trained, "new.csv")
+    outputs = outputs.astype(np.float64)
+    assert outputs.min() > 18
+    assert len(set(1 / (1 + np.exp(-outputs.astype(np.float32))))) < 4
+    value = roc_auc_score(labels, 1 / (1 + np.exp(-outputs)))
+    assert f"rows: {value:.4f}" in run("predict", trained, "new.csv").err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (
+            "age,Sexx\n60,m\n",
+            ["lacks the columns 'sex', 'marker', which the model was trained on", "mean 'Sexx'?"],
+        ),
+        ("age,sex,marker\n60,q,1\n", ["new.csv, line 2: column 'sex' holds 'q'", "'f', 'm'"]),
+        ("age,sex,marker\n60,m,high\n", ["column 'marker' holds 'high', but a number is needed"]),
+        ("age,sex,marker\n60,m,inf\n", ["column 'marker' holds inf; a finite number is needed"]),
+        ("age,sex,marker,disease\n60,m,1,2\n", ["the label 'disease' is '2'", "'0', '1'"]),
+        ("age,sex,marker\n", ["new.csv has no rows; give at least one to score"]),
+        ("", ["new.csv is empty"]),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(trained, refused, text, sentences):
+    Path("new.csv").write_text(text)
+    said = refused("predict", trained, "new.csv")
+    for sentence in sentences:
+        assert sentence in said
+
+
+def test_predict_needs_a_finished_run_on_tables(trained, run, refused):
+    assert "There is no file 'no.csv'" in refused("predict", trained, "no.csv")
+    assert "there is no config.toml in sites" in refused("predict", "sites", "sites/east.csv")
+    assert "no/such" in refused("predict", trained, "sites/east.csv", "-o", "no/such/place.csv")
+    quadratic = ROOT / "experiments" / "quadratic_codasca.toml"
+    run("run", quadratic, "rounds=1", "--quiet")
+    said = refused("predict", "runs/quadratic_codasca-1", "sites/east.csv")
+    assert "was not trained on tables" in said
+    os.truncate(trained / "final.safetensors", 100)
+    said = refused("predict", trained, "sites/east.csv")
+    assert "final.safetensors is damaged or cut short" in said
+    os.remove(trained / "final.safetensors")
+    assert "there is no file" in refused("predict", trained, "sites/east.csv")
+
+
+def test_the_heart_data_are_scored_by_their_own_column_names(home, run):
+    run("run", HEART, "rounds=1", "executor=vectorised", "--quiet")
+    header = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal"
+    Path("patients.csv").write_text(
+        f"{header}\n63,1,1,145,233,1,2,150,0,2.3,3,0,6\n41,0,2,,,0,2,172,0,1.4,1,0,3\n"
+    )
+    lines = run("predict", "runs/heart_codasca-1", "patients.csv").out.splitlines()
+    assert lines[0] == "line,score"
+    assert len(lines) == 3
+    assert all(0 < float(line.split(",")[1]) < 1 for line in lines[1:])
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        (["local_step=3"], ["no section has a key 'local_step'; did you mean 'local_steps'?"]),
+        (["method.local_step=3"], ["[method] has no key 'local_step'", "mean 'local_steps'?"]),
+        (["rounds=2.5"], ["[run] rounds is 2.5; give a whole number"]),
+        (["rounds=0"], ["rounds is 0; give a whole number of at least 1"]),
+        (["local_steps=0"], ["local_steps is 0; give a whole number of at least 1"]),
+        (["lr=-1"], ["lr is -1.0; give a finite number of at least 0"]),
+        (["batch_size=-1"], ["batch_size is -1; give at least 1"]),
+        (["evaluate_every=0"], ["evaluate_every is 0; give a whole number of at least 1"]),
+        (["checkpoint_every=-2"], ["checkpoint_every is -2; give a whole number of at least 1"]),
+        (["stop_early=0"], ["stop_early is 0; give a whole number of at least 1"]),
+        (["cohort=9"], ["9 clients per round were asked for, but there are 3"]),
+        (["cohort=0"], ["0 clients per round were asked for, but there are 3"]),
+        (["cohort=2"], ["Codasca is defined for rounds in which all clients take part", "2 of 3"]),
+        (["method.name=fedavg"], ["FedAvg only minimises", "use a minimax method"]),
+        (["path=nowhere"], ["The folder 'nowhere' does not exist", "one CSV or npz file per site"]),
+        (["label=outcome"], ["has no label column 'outcome'", "'age', 'sex', 'marker', 'disease'"]),
+        (["data.drop=[]", "most_codes=20"], ["'patient' has 180 codes", "Name it in `drop`"]),
+        (["sampling=balanced", "sampled_positives=2"], ["share between 0 and 1"]),
+        (["split.validation=0"], ["The fractions are (0.6, 0.0, 0.2)", "add up to 1"]),
+        (
+            ["split.validation=0", "split.test=0.4", "stop_early=3"],
+            ["stop_early needs validation rows"],
+        ),
+        (["model.hidden=[4]"], ["[model] has no key 'hidden'"]),
+        (["problem.name=quadratic"], ["quadratic cannot be posed on [data] folder"]),
+    ],
+)
+def test_a_bad_setting_ends_in_a_sentence_and_leaves_no_folder(home, refused, changes, sentences):
+    said = refused("run", "mine.toml", *changes)
+    for sentence in sentences:
+        assert sentence in said
+    assert not list(Path("runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "sentences"),
+    [
+        ("age,sex,marker\n60,m,1\n", [], ["no label column 'disease'", "Set `label` to one"]),
+        (
+            "patient,age,sex,marker,disease\n",
+            [],
+            ["Site 'north' has no rows", "or remove the file"],
+        ),
+        ("", [], ["north.csv is empty"]),
+        (site_text(1, label=lambda i: i % 3), [], ["has the values '0', '1', '2'", "`positive`"]),
+        (site_text(1, label=lambda i: ["no", "yes"][i % 2]), [], ["'no', 'yes'", "Set `positive`"]),
+        (site_text(1, label=lambda i: ""), [], ["north.csv, line 2: the label 'disease' is missi"]),
+        (site_text(1).replace(",f,", ",inf,"), [], ["column 'sex'", "'m'"]),
+        (re.sub(r"-0,[\d.]+", "-0,inf", site_text(1)), [], ["north.csv, line 2: column 'age' hol"]),
+        (re.sub(r"-5,[\d.]+", "-5,old", site_text(1)), [], ["'age' is a number", "text 'old'"]),
+        (
+            site_text(1, label=lambda i: 0),
+            ["sampling=balanced"],
+            ["client north has rows of one class only", 'use sampling "epoch"'],
+        ),
+        (site_text(1, rows=1), [], ["Site 'north' has 1 rows, too few for", "set split."]),
+        (site_text(1).replace("marker", "Marker"), [], ["column 'Marker' is at north and not at"]),
+    ],
+)
+def test_bad_data_end_in_a_sentence_and_leave_no_folder(home, refused, text, changes, sentences):
+    Path("sites/north.csv").write_text(text)
+    said = refused("run", "mine.toml", *changes)
+    for sentence in sentences:
+        assert sentence in said
+    assert not list(Path("runs").glob("*"))
+
+
+def test_labels_of_one_class_everywhere_are_refused(home, refused):
+    for number, name in enumerate(SITES):
+        Path(f"sites/{name}.csv").write_text(site_text(number, label=lambda i: 1))
+    assert "All rows of all 3 sites have the label 1; two classes" in refused("run", "mine.toml")
+
+
+def test_a_column_without_any_value_is_refused(home, refused):
+    for number, name in enumerate(SITES):
+        text = re.sub(r"(,[fm]),[-\d.]*,", r"\1,NaN,", site_text(number))
+        Path(f"sites/{name}.csv").write_text(text)
+    said = refused("run", "mine.toml")
+    assert "column 'marker' has no value at any site: name it in `drop`" in said
+
+
+def test_nan_is_a_missing_value(home, run):
+    run("run", "mine.toml", "--quiet")
+    for name in SITES:
+        path = Path(f"sites/{name}.csv")
+        path.write_text(path.read_text().replace(",,", ",NaN,"))
+    run("run", "mine.toml", "--quiet")
+    assert final("runs/mine-1") == final("runs/mine-2")
+
+
+def test_a_site_of_one_class_trains_along_and_is_named(home, run):
+    Path("sites/north.csv").write_text(site_text(1, label=lambda i: 0))
+    said = run("run", "mine.toml").out
+    assert re.search(r"note: .*north", said)
+    result = json.loads(run("run", "mine.toml", "--json").out)
+    assert result["test"]["one_class_sites"] == ["north"]
+    assert result["test"]["sites"]["north"] is None
+
+
+def test_a_bad_file_ends_in_a_sentence(home, refused):
+    assert "there is no file 'mien.toml'" in refused("run", "mien.toml")
+    assert "sites cannot be read: Is a directory" in refused("run", "sites")
+    Path("bad.toml").write_text("[run]\nrounds = = 3\n")
+    assert "bad.toml is not valid TOML" in refused("run", "bad.toml")
+    Path("bad.toml").write_text("rounds = 3\n" + MINE)
+    assert "rounds = 3 stands outside the sections" in refused("run", "bad.toml")
+    Path("bad.toml").write_text(MINE.replace("[problem]", "[problm]"))
+    assert "unknown section [problm]; did you mean 'problem'?" in refused("run", "bad.toml")
+
+
+def test_a_folder_that_cannot_be_made_ends_in_a_sentence(home, refused):
+    assert "mine.toml" in refused("run", "mine.toml", "--folder", "mine.toml/here")
+
+
+# The terminal
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_terminal_has_a_bar_and_its_cursor_back(home, run, capsys, monkeypatch, stopped):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    if stopped:
+        said = interrupted(monkeypatch, run, "mine.toml", after=3).out
+    else:
+        said = run("run", "mine.toml").out
+        assert "6/6" in said
+        assert "validation auc" in said
+    hide, show = "\x1b[?25l", "\x1b[?25h"
+    assert hide in said
+    assert said.rindex(show) > said.rindex(hide)
+
+
+# demo
+
+
+def test_the_demonstration_prints_what_it_computed(home, run, monkeypatch):
+    monkeypatch.setattr(demo, "ROUNDS", 2)
+    said = run("demo", "--splits", 2).out
+    found = json.loads(Path("runs/demo-1/results.json").read_text())
+    assert len(found) == 2
+    tables = said.split("Test AUC, ")[1:]
+    assert len(tables) == 2
+    sites = ("cleveland", "hungary", "switzerland", "va")
+    for text, (setting, results) in zip(tables, found.items(), strict=True):
+        assert text.startswith(setting)
+        rows = {
+            cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
+            for cells in (re.split("[│|]", line) for line in text.splitlines())
+            if len(cells) > 9
+        }
+        assert list(rows) == list(results)
+        assert {name for name in rows if "alone" in name} == {
+            name for name in rows if name.startswith(sites)
+        }
+        assert len(rows) == 8  # four alone, three federated, one pooled
+        for name, row in rows.items():
+            measures = [run[0] for run in results[name]]
+            columns = [
+                [m["auc"] for m in measures],
+                [m["worst_site_auc"] for m in measures],
+                *([m["sites"][site] for m in measures] for site in sites),
+            ]
+            for cell, values in zip(row, columns, strict=False):
+                mean, spread = statistics.mean(values), statistics.stdev(values)
+                assert re.findall(r"\d\.\d{3}", cell) == [f"{mean:.3f}", f"{spread:.3f}"]
+            assert row[-1] == "2"
+    # The numbers of the federated rows are those of the run folders.
+    folders = sorted(path.parent for path in Path("runs/demo-1").rglob("final.safetensors"))
+    assert len(folders) == 12
+    written = {load(folder).history[-1]["test"]["auc"] for folder in folders}
+    printed = {
+        run[0]["auc"] for results in found.values() for runs in results.values() for run in runs
+    }
+    assert written <= printed
+
+
+def test_one_split_shows_no_spread(home, refused):
+    assert "splits is 1; give at least 2" in refused("demo", "--splits", 1)
+    assert not Path("runs").exists()
+
+
+# Real processes
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "fedminimax", *map(str, arguments)]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        command(*arguments), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def ended(process):
+    said, _ = process.communicate(timeout=300)
+    return process.returncode, said.decode()
+
+
+def test_a_mistake_in_a_real_process(home):
+    done = subprocess.run(
+        command("run", "mine.toml", "cohort=9"), env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "fedminimax: 9 clients per round were asked for, but there are 3\n"
+
+
+def test_a_limit_on_file_sizes_is_like_a_full_disk(home, run):
+    run("run", "mine.toml", "--folder", "whole", "--quiet")
+    limited = ["bash", "-c", 'ulimit -f 2; exec "$@"', "bash"]
+    done = subprocess.run(
+        [*limited, *command("run", "mine.toml", "--folder", "cut")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "could not write cut/" in done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    run("run", "cut", "--resume", "--quiet")
+    assert final("cut") == final("whole")
+
+
+def wait_for(process, folder, round):
+    """Until the run has written a checkpoint of this round or a later one."""
+    give_up = time.monotonic() + 120
+    while time.monotonic() < give_up:
+        found = sorted((Path(folder) / "checkpoints").glob("round-*.safetensors"))
+        if found and int(found[-1].stem.removeprefix("round-")) >= round:
+            return
+        assert process.poll() is None, ended(process)
+        time.sleep(0.002)
+    raise AssertionError(f"no checkpoint of round {round} in two minutes")
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    code, _ = ended(process)
+    assert code == -signal.SIGKILL
+
+
+# Clients one by one: slow enough that a kill meets the run before its end.
+KILLED = (HEART, "run.executor=debug", "run.checkpoint_every=5")
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(home):
+    process = start("run", *KILLED, "run.rounds=40", "--folder", "cut")
+    wait_for(process, "cut", 5)
+    kill(process)
+    assert not Path("cut/final.safetensors").exists()
+    both = [
+        start("run", "cut", "--resume"),
+        start("run", *KILLED, "run.rounds=40", "--folder", "whole"),
+    ]
+    for process in both:
+        code, said = ended(process)
+        assert code == 0, said
+    assert final("cut") == final("whole")
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_goes_on_to_the_same_bytes(home):
+    whole = start("run", *KILLED, "--folder", "whole")
+    process = start("run", *KILLED, "--folder", "cut")
+    for number, round in enumerate((5, 45, 90, 140, 185)):
+        wait_for(process, "cut", round)
+        time.sleep(0.013 * number)  # not always just after a checkpoint
+        kill(process)
+        assert not Path("cut/final.safetensors").exists()
+        process = start("run", "cut", "--resume")
+    assert ended(process)[0] == 0
+    assert ended(whole)[0] == 0
+    assert final("cut") == final("whole")
+    rounds = [json.loads(line)["round"] for line in open("cut/history.jsonl")]
+    assert rounds == list(range(0, 201, 20))
