@@ -623,10 +623,10 @@ def composition(spread: float = 0.3, rows: int = 1, noise: float = 0.0):
     def slope(x: Tensor) -> float:
         def phi(x):
             for level in (1, 2):
-                x = sum(problem.inner(level, x, clients.train.batch(k)) for k in range(count))
+                x = sum(problem.inner(level, x, clients.train.batch(k)) for k in range(count))  # type: ignore
                 x = x / count
-            none = x.new_zeros(0)
-            return sum(problem.outer(x, none, clients.train.batch(k)) for k in range(count)) / count
+            none = x.new_zeros(0)  # type: ignore
+            return sum(problem.outer(x, none, clients.train.batch(k)) for k in range(count)) / count  # type: ignore
 
         return float(torch.linalg.vector_norm(torch.func.grad(phi)(x)))
 
@@ -904,7 +904,7 @@ def test_the_server_s_control_is_the_mean_of_all_clients_present_or_not(executor
             met.setdefault(int(k), r)
             xk, yk = x, y
             for _ in range(4):
-                gx, gy = quadratic_gradients(t[k], b[k], xk, yk)
+                gx, gy = quadratic_gradients(t[k], b[k], xk, yk)  # type: ignore
                 xk, yk = xk - 0.02 * (gx - own[k][0] + c[0]), yk + 0.02 * (gy - own[k][1] + c[1])
             new = own[k] - c + np.stack([x - xk, yk - y]) / (4 * 0.02)
             change.append(new - own[k])
@@ -973,7 +973,7 @@ class Spying(Algorithm):
         return tuple(self.phase(**changes) for changes in self.plan)
 
     def local_step(self, problem, down, client, batch, clock):
-        problem.seen.append(
+        problem.seen.append(  # type: ignore
             (int(clock.phase), int(clock.step), int(clock.client), batch[0].rows[0].tolist())
         )
         return client

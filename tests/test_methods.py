@@ -27,6 +27,7 @@ from rows import (
     noise_free,
     noisy,
     noisy_by_size,
+    play,
     quadratic,
     wide_quadratic,
 )
@@ -118,6 +119,7 @@ def test_the_saddle_of_the_far_rows_is_a_saddle():
     clients = noise_free().to(torch.float64)
     t, b = (torch.stack([clients.train.rows(k)[i][0] for k in range(10)]).mean(0) for i in (0, 1))
     best = problem.saddle(t, b)
+    assert min(float(v.abs().min()) for v in best) > 1e-2
     slopes = [gradients(problem, best, (clients.train.batch(k),)) for k in range(10)]
     for player in zip(*slopes, strict=True):
         assert float(torch.stack(player).mean(0).abs().max()) < 1e-13
@@ -322,8 +324,8 @@ def test_executors_agree_on_unequal_steps():
 @every_row
 def test_the_server_stays_in_the_sets(row):
     problem = row.problem()
-    for rounds in range(1, row.rounds):
-        point = run(row, rounds, "vectorised").point
+    for state, _ in play(problem, row.algorithm, row.clients(), row.rounds):
+        point = row.algorithm.point(state.server)
         inside = Point(problem.project_x(point.x), problem.project_y(point.y))
         assert close(point, inside, 1e-14)
 

@@ -236,7 +236,7 @@ def test_merged_statistics_are_those_of_the_pooled_rows(name):
     network = run.problem.network  # type: ignore[attr-defined]
     weights = run.problem.network_weights(run.point.x)  # type: ignore[attr-defined]
     right = pooled_moments(network.module(weights), pooled)
-    ours = split_moments(network, run.moments)
+    ours = split_moments(network, run.moments)  # type: ignore
     torch.testing.assert_close(ours[0][0], right[0][0], rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(ours[0][1], right[0][1], rtol=1e-11, atol=1e-13)
     off = ((ours[1][0] - right[1][0]).abs() / right[1][1].sqrt()).max()
@@ -253,7 +253,7 @@ def test_merged_statistics_of_like_clients_are_close_in_every_layer(name):
     network = run.problem.network  # type: ignore[attr-defined]
     weights = run.problem.network_weights(run.point.x)  # type: ignore[attr-defined]
     right = pooled_moments(network.module(weights), torch.cat([r[0] for r in rows]))
-    for ours, theirs in zip(split_moments(network, run.moments), right, strict=True):
+    for ours, theirs in zip(split_moments(network, run.moments), right, strict=True):  # type: ignore
         torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=0.02)
         torch.testing.assert_close(ours[1], theirs[1], rtol=0.05, atol=0)
 
@@ -268,7 +268,7 @@ def test_uniform_weights_count_clients_and_size_weights_count_rows():
         ("size", (5 * means[0] + 50 * means[1]) / 55),
         (None, (5 * means[0] + 50 * means[1]) / 55),  # AUC's own choice
     ):
-        clients = Clients(rows, weights=weights)
+        clients = Clients(rows, weights=weights)  # type: ignore
         run = simulate(AUC(module), Codasca(0.1, local_steps=1), clients, 1, executor="debug")
         torch.testing.assert_close(run.module()[0].running_mean, right)  # type: ignore[index]
 
@@ -322,7 +322,7 @@ def test_statistics_of_features_far_from_zero_in_single_precision():
 )
 def test_parts_that_draw_their_own_numbers_are_refused(part):
     module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(part), nn.Linear(4, 1))
-    with pytest.raises(ValueError, match=r"'1\.0'.*draws its own random numbers.*set its p to 0"):
+    with pytest.raises(ValueError, match=r"'1\.0'.*draws its own random numbers.*set its dropout to 0"):
         AUC(module)
 
 

@@ -184,7 +184,7 @@ def test_streams_differ_across_levels_clients_seeds_and_purposes():
     for i, a in enumerate(orders):
         for b in orders[:i]:
             assert (a == b).mean() < 0.2
-            assert abs(stats.spearmanr(a, b).statistic) < 0.45
+            assert abs(stats.spearmanr(a, b).statistic) < 0.45  # type: ignore
 
 
 def test_short_clients_use_all_their_rows_in_every_step():
@@ -204,7 +204,7 @@ def test_iid_draws_are_uniform_with_replacement_and_independent():
     assert uniform(np.bincount(draws[:, 0, 1].ravel() - 10, minlength=7))
     table = np.zeros((10, 10))
     np.add.at(table, (draws[:, 0, 0].ravel(), draws[:, 1, 0].ravel()), 1)
-    assert stats.chi2_contingency(table).pvalue > UNLIKELY  # levels are independent
+    assert stats.chi2_contingency(table).pvalue > UNLIKELY  # levels are independent  # type: ignore
     assert any(len(set(row.tolist())) < 10 for row in draws[:, 0, 0, :10])
 
 

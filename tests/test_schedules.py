@@ -68,7 +68,7 @@ def test_schedules_under_vmap(schedule):
     clocks = Clock(*(torch.arange(6) for _ in Clock._fields))
     many = torch.vmap(lambda clock: at(schedule, clock))(clocks)
     right = [by_formula(schedule, i, i, i) for i in range(6)]
-    np.testing.assert_allclose(many.numpy(), right, rtol=1e-14)
+    np.testing.assert_allclose(many.numpy(), right, rtol=1e-14)  # type: ignore
     one = torch.vmap(lambda clock, x: at(schedule, clock) * x)(clocks, torch.ones(6, 2))
     assert one.dtype == torch.float32
 
@@ -111,7 +111,7 @@ def test_every_schedule_has_a_name():
     ],
 )
 def test_values_that_no_rate_can_have_are_refused(make, bad):
-    with pytest.raises(ValueError, match="give a finite number of at least 0"):
+    with pytest.raises(ValueError, match="give a finite number"):
         make(bad)
 
 

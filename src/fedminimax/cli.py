@@ -162,6 +162,8 @@ def _compare(options: argparse.Namespace) -> int:
     for folder in options.folders:
         try:
             experiment, run = experiment_of(folder), load(folder)
+            if not run.history:
+                raise CheckpointError(f"there is no record in {folder}/history.jsonl")
         except CheckpointError as error:
             # runs/* also holds what is unfinished, and the demonstration.
             print(f"note: left out: {error}", file=sys.stderr)

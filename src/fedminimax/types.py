@@ -69,28 +69,40 @@ Draw = tuple[Batch, ...]
 
 
 class Clock(NamedTuple):
-    """Where a run stands, as 0-d integer tensors: a rate that depends on it never makes a compiled
-    round compile again."""
+    """Where a run stands, as 0-d tensors: a rate that depends on it never makes a compiled round
+    compile again. Counts are float64, so that dividing them loses nothing.
+
+    In `send`, `step` is the number of steps taken; in `broadcast` and `aggregate`, `steps` is that
+    of the client that takes most, and `iteration` that at the start of the phase.
+    """
 
     round: Tensor
     phase: Tensor
     step: Tensor  # the local step within the phase
     iteration: Tensor  # local steps since the run began, this one not counted
     stage: Tensor
-    steps: Tensor  # how many local steps this client takes in this phase
     client: Tensor  # this client's number
+    steps: Tensor  # how many local steps this client takes in this phase
     replies: Tensor  # how many clients take part in this phase
     clients: Tensor  # how many there are
+    share: Tensor  # the weight of those that take part, of 1 in all
 
     @staticmethod
-    def at(**numbers: int) -> Clock:
+    def at(**numbers: float) -> Clock:
         """A clock with the given numbers; the others are 0, and 1 for the counts.
 
-        >>> int(Clock.at(round=3).round), int(Clock.at().steps)
-        (3, 1)
+        >>> int(Clock.at(round=3).round), float(Clock.at().steps)
+        (3, 1.0)
         """
-        counts = {"steps": 1, "replies": 1, "clients": 1}
-        return Clock(*(torch.tensor(numbers.get(f, counts.get(f, 0))) for f in Clock._fields))
+        counts = ("steps", "replies", "clients", "share")
+        return Clock(
+            *(
+                torch.tensor(numbers.get(field, 1.0), dtype=torch.float64)
+                if field in counts
+                else torch.tensor(int(numbers.get(field, 0)))
+                for field in Clock._fields
+            )
+        )
 
 
 class Ask(Protocol):
@@ -142,6 +154,10 @@ class Problem(ABC):
     @abstractmethod
     def start(self) -> Point:
         """Where a run begins unless it is given a point."""
+
+    def start_from(self, module: nn.Module) -> Tensor:
+        """The x that a module's weights give to begin with."""
+        raise ValueError(f"{type(self).__name__} has no torch module: start from a point or vector")
 
     def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
         """F_level at one client, for level = 1 .. depth - 1."""
@@ -205,12 +221,12 @@ class Phase:
     steps: int | None = None  # None: what `Algorithm.steps` says for each client
     data: Literal["minibatch", "whole"] = "minibatch"
     draw: Literal["fresh", "same"] = "fresh"  # same: the batches of the phase before
-    cohort: Literal["same", "redraw", "all"] = "same"
+    cohort: Literal["same", "redraw", "all"] = "same"  # same: that of the phase before
     gradients: int = 1  # gradient evaluations per local step
 
 
 @dataclass(frozen=True)
-class Algorithm(ABC):
+class Algorithm:
     """A method: its hyper-parameters, and pure functions between four kinds of NamedTuple.
 
     Server lives at the server, Down is all that travels down, Client lives at a client during a
@@ -232,7 +248,8 @@ class Algorithm(ABC):
     tensor([4.])
     """
 
-    keep: ClassVar[tuple[str, ...]] = ()  # the Client fields that live on between phases and rounds
+    keep: ClassVar[tuple[str, ...]] = ()  # the Client fields that live on between rounds
+    carry: ClassVar[tuple[str, ...]] = ()  # those that live on between the phases of one round
     init_batches: ClassVar[int] = 0  # mini-batches that init_client needs, per level
     partial: ClassVar[bool] = False  # does its theory allow some clients to be away?
     maximises: ClassVar[bool] = True  # does it move y?
@@ -254,14 +271,14 @@ class Algorithm(ABC):
         return Point(server.x, server.y)
 
     def receive(self, down: Any, client: Any, clock: Clock) -> Any:
-        """The client at the start of a phase. Of `client` only the `keep` fields are there, the
-        others are None."""
+        """The client at the start of a phase. Of `client` only what it kept or carries is there."""
         return Point(down.x, down.y)
 
-    @abstractmethod
     def local_step(
         self, problem: Problem, down: Any, client: Any, batch: Draw, clock: Clock
-    ) -> Any: ...
+    ) -> Any:
+        """One step of a client; a method whose phases all name their own needs none."""
+        raise TypeError(f"{type(self).__name__} does not say what a local step is: add local_step")
 
     def send(self, down: Any, client: Any, clock: Clock) -> tuple[Any, Any]:
         """What travels up, and the client that stays behind."""

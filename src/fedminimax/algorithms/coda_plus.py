@@ -17,9 +17,10 @@ class CodaPlus(StageAveraged):
         x <- x - lr_s * ( grad_x f_k(x, y) + proximal * (x - x_0) )
         y <- y + lr_s * grad_y f_k(x, y)
 
-    with both gradients at the old point and on one batch, and every `local_steps` the server averages x and y. The stage returns the average over its
-    steps and clients. Up and down: dx + dy floats per round; x_0 is the first point a client
-    receives in a stage, so it travels once.
+    with both gradients at the old point and on one batch, and every `local_steps` the server
+    averages x and y. The stage returns the average over its steps and clients. Up and down:
+    dx + dy floats per round; x_0 is the first point a client receives in a stage, so it travels
+    once.
 
     *Differs from the paper*: `proximal` is the coefficient itself (the paper writes it as gamma,
     1/gamma and 1/(2 gamma) in turn; its experiments use 1/500 to 1/1000). `stage_output = "last"`

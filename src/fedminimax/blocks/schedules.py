@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedminimax.types import Clock
 
 Unit = Literal["round", "iteration", "stage"]
+_TINY = 5e-324  # the least number above 0
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,21 @@ class Schedule(ABC):
     value: float
 
     def __post_init__(self) -> None:
+        name = type(self).__name__
         for field in fields(self):
             given = getattr(self, field.name)
-            for number in given if isinstance(given, tuple) else (given,):
-                if isinstance(number, int | float) and not 0 <= number < float("inf"):
+            if field.name == "unit":
+                if given not in get_args(Unit):
+                    known = ", ".join(get_args(Unit))
+                    raise ValueError(f"schedule {name}: unit is {given!r}; give one of {known}")
+                continue
+            least = 0 if field.name in ("value", "at", "power") else _TINY
+            for number in given if field.name == "at" else (given,):
+                if not isinstance(number, int | float) or not least <= number < float("inf"):
+                    wanted = "of at least 0" if least == 0 else "above 0"
                     raise ValueError(
-                        f"schedule {type(self).__name__}: {field.name} is {number}; give a "
-                        "finite number of at least 0"
+                        f"schedule {name}: {field.name} is {number!r}; give a finite number "
+                        + wanted
                     )
 
     @abstractmethod

@@ -129,7 +129,8 @@ class Sampler:
             positive = [s + np.flatnonzero(p) for s, p in zip(shards.starts, labels, strict=True)]
             negative = [s + np.flatnonzero(~p) for s, p in zip(shards.starts, labels, strict=True)]
             self._positive = [Pool(positive, shards, stream) for stream in self._streams]
-            self._negative = [Pool(negative, shards, stream ^ 1) for stream in self._streams]
+            other = [key(seed, purpose, level, 1) for level in range(levels)]
+            self._negative = [Pool(negative, shards, stream) for stream in other]
         else:
             self._all = [Pool(None, shards, stream) for stream in self._streams]
 
@@ -142,10 +143,10 @@ class Sampler:
         size = self.size
         if size is None:
             return self.whole(cohort)
-        index = np.stack([
-            np.stack([self._rows(cohort, level, iteration + step) for level in range(self.levels)])
-            for step in range(steps)
-        ])  # fmt: skip
+        index = np.zeros((steps, self.levels, len(cohort), size), dtype=np.int64)
+        for step in range(steps):
+            for level in range(self.levels):
+                index[step, level] = self._rows(cohort, level, iteration + step)
         used = np.full(len(cohort), size)
         if self.clients.sampling == "epoch":
             used = np.minimum(used, self.clients.train.sizes[cohort])

@@ -37,6 +37,11 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name too must survive a power cut
+        finally:
+            os.close(folder)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         kept = "the previous file is intact" if path.exists() else "nothing was written"

@@ -1,9 +1,6 @@
-"""Clients one by one in the calling thread: breakpoints work, and an error says where it
-happened."""
+"""Clients one by one in the calling thread: breakpoints work, and an error says where it was."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fedminimax.engine.work import (
     ClientError,
@@ -29,16 +26,16 @@ class Debug:
         pass
 
 
-def run_client(work: Work, position: int) -> tuple[Any, tuple]:
+def run_client(work: Work, position: int) -> Result:
     """A whole phase of one client; shared by the executors that go client by client."""
-    clock = work.client_clock(position)
+    clock, steps = work.client_clock(position), int(work.steps[position])
     number = 0
     try:
         client = begin(work, work.client_kept(position), clock)
-        for number in range(int(work.steps[position])):
+        for number in range(steps):
             draw = work.draws.client(position, number, work.problem.depth)
             client = step(work, client, draw, at_step(clock, number))
-        return finish(work, client, at_step(clock, int(work.steps[position])))
+        return finish(work, client, at_step(clock, steps))
     except Exception as error:
         raise ClientError(f"{place(work, position, number)}: {error}") from error
 

@@ -11,6 +11,7 @@ final.safetensors   the result: no time, no host
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -58,7 +59,7 @@ class RunFolder:
     def append(self, record: dict[str, Any]) -> None:
         try:
             with open(self.history, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(_line(record))
         except OSError as error:
             raise CheckpointError(
                 f"could not write {self.history}: {error.strerror}; the last checkpoint is "
@@ -82,7 +83,7 @@ class RunFolder:
         """Records of rounds that the checkpoint has not seen are dropped: they will be made
         again."""
         kept = [record for record in self.read_history() if record["round"] <= round]
-        checkpoint.write_bytes(self.history, "".join(json.dumps(r) + "\n" for r in kept).encode())
+        checkpoint.write_bytes(self.history, "".join(map(_line, kept)).encode())
         return kept
 
     def write_json(self, name: str, content: Any) -> None:
@@ -99,6 +100,19 @@ class RunFolder:
                 f"there is no {name} in {self.path}: is this the folder of a run?"
             )
         return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _line(record: dict[str, Any]) -> str:
+    """JSON has no NaN or infinity: they become null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(record)) + "\n"
 
 
 def environment() -> dict[str, Any]:

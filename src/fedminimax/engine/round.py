@@ -14,7 +14,16 @@ from fedminimax.data.batches import Draws, Sampler
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import find_non_finite
 from fedminimax.engine.store import Store
-from fedminimax.engine.work import Executor, Work, bad_field, bytes_of, mean
+from fedminimax.engine.work import (
+    ClientError,
+    Executor,
+    Work,
+    bad_field,
+    bytes_of,
+    keeping,
+    mean,
+    stack,
+)
 from fedminimax.random import distinct, key
 from fedminimax.types import Algorithm, Clock, Cost, Phase, Problem
 
@@ -51,10 +60,34 @@ class Federation:
         sampler = Sampler(clients, problem.depth, seed)
         return Federation(problem, algorithm, clients, weights, sampler, first, seed, cohort)
 
-    def draw_cohort(self, round: int, phase: int) -> np.ndarray:
-        if self.cohort == len(self.clients):
+    def draw_cohort(self, round: int, phase: int, everyone: bool = False) -> np.ndarray:
+        if everyone or self.cohort == len(self.clients):
             return np.arange(len(self.clients))
         return distinct(key(self.seed, "cohort", round, phase), self.cohort, len(self.clients))
+
+    def clock(
+        self, round: int, number: int, phase: Phase, cohort: np.ndarray, iteration: int
+    ) -> tuple[Clock, np.ndarray]:
+        """The time, and how many steps each client of the cohort takes."""
+        own = self.algorithm.steps
+        counted = [own(round, k) if phase.steps is None else phase.steps for k in cohort.tolist()]
+        steps = np.array(counted, dtype=np.int64)
+        clock = Clock.at(
+            round=round,
+            phase=number,
+            iteration=iteration,
+            stage=self.algorithm.stage(round),
+            steps=int(steps.max()),
+            replies=len(cohort),
+            clients=len(self.clients),
+            share=float(self.weights[torch.from_numpy(cohort)].sum()),
+        )
+        return clock, steps
+
+    def draws(self, phase: Phase, cohort: np.ndarray, iteration: int, steps: int) -> Draws:
+        if phase.data == "whole":
+            return self.sampler.whole(cohort)
+        return self.sampler.draw(cohort, iteration, steps)
 
 
 class State(NamedTuple):
@@ -70,84 +103,66 @@ class State(NamedTuple):
 def play_round(federation: Federation, state: State, store: Store, executor: Executor) -> State:
     """One round. Client states go to the store, everything else is returned."""
     algorithm, server, cost = federation.algorithm, state.server, state.cost
-    iteration, drawn = state.iteration, 0
+    phases = algorithm.phases(state.round)
     cohort = federation.draw_cohort(state.round, 0)
-    for number, phase in enumerate(algorithm.phases(state.round)):
-        if phase.cohort == "redraw":
-            cohort = federation.draw_cohort(state.round, number)
-        elif phase.cohort == "all":
-            cohort = np.arange(len(federation.clients))
+    iteration, drawn = state.iteration, 0
+    kept: Any = None
+    for number, phase in enumerate(phases):
+        if phase.cohort != "same":
+            cohort = federation.draw_cohort(state.round, number, everyone=phase.cohort == "all")
+            kept = None
         if phase.draw == "fresh":
-            iteration += drawn
-        work = prepare_work(
-            federation, store, server, cohort, phase, number, state.round, iteration
-        )
+            iteration, drawn = iteration + drawn, 0
+        clock, steps = federation.clock(state.round, number, phase, cohort, iteration)
+        down = phase.broadcast(server, clock)
+        cost += meet(federation, store, cohort, down, clock)
+        kept = store.load(cohort) if kept is None else kept
+        last = number == len(phases) - 1
+        leave = algorithm.keep if last else algorithm.keep + algorithm.carry
+        draws = federation.draws(phase, cohort, iteration, int(steps.max()))
+        work = Work(federation.problem, phase, kept, leave, down, draws, clock, cohort, steps)
         result = executor.run(work)
         average = mean(result.up, federation.weights[torch.from_numpy(cohort)])
-        new = phase.aggregate(federation.problem, server, average, work.clock)
-        if bad := bad_field(average) or bad_field(new):
-            where = (
-                find_non_finite(work) or f"non-finite {bad} at round {state.round}, at the server"
-            )
+        new = phase.aggregate(federation.problem, server, average, clock)
+        if bad := bad_field(average, new, result.kept):
+            where = find_non_finite(work) or f"non-finite {bad} at {at_the_server(clock)}"
             raise NonFiniteError(f"{where}: lower the learning rate, or look at that client's data")
-        store.save(cohort, result.kept)
-        server, drawn = new, work.most_steps
-        cost += phase_cost(work, phase, result.up)
+        server, kept = new, result.kept
+        store.save(cohort, keeping(algorithm.keep, kept))
+        if phase.data == "minibatch":
+            drawn = max(drawn, work.most_steps)
+        cost += phase_cost(work, result.up)
     return State(state.round + 1, iteration + drawn, server, cost)
 
 
-def prepare_work(
-    federation: Federation,
-    store: Store,
-    server: Any,
-    cohort: np.ndarray,
-    phase: Phase,
-    number: int,
-    round: int,
-    iteration: int,
-) -> Work:
-    algorithm = federation.algorithm
-    counted = [
-        algorithm.steps(round, k) if phase.steps is None else phase.steps for k in cohort.tolist()
-    ]
-    steps = np.array(counted, dtype=np.int64)
-    clock = Clock.at(
-        round=round,
-        phase=number,
-        iteration=iteration,
-        stage=algorithm.stage(round),
-        steps=int(steps.max()),
-        replies=len(cohort),
-        clients=len(federation.clients),
-    )
-    down = phase.broadcast(server, clock)
-    if phase.data == "whole":
-        draws = federation.sampler.whole(cohort)
-    else:
-        draws = federation.sampler.draw(cohort, iteration, int(steps.max()))
-    kept = store.load(cohort, lambda new: first_states(federation, down, new))
-    return Work(federation.problem, phase, algorithm.keep, down, kept, draws, clock, cohort, steps)
-
-
-def first_states(federation: Federation, down: Any, new: np.ndarray) -> tuple[Tensor, ...]:
-    """What clients keep that are met for the first time."""
+def meet(federation: Federation, store: Store, cohort: np.ndarray, down: Any, clock: Clock) -> Cost:
+    """Gives clients met for the first time the state that they keep."""
+    new = store.missing(cohort)
+    if not len(new):
+        return Cost()
     algorithm, problem = federation.algorithm, federation.problem
-    if federation.first is None:
-        client = algorithm.init_client(problem, down, None)
-        return tuple(
-            getattr(client, f).expand(len(new), *getattr(client, f).shape) for f in algorithm.keep
-        )
-    draws: Draws = federation.first.draw(new, 0, 1)
-    made = [
-        algorithm.init_client(problem, down, draws.client(p, 0, problem.depth))
-        for p in range(len(new))
-    ]
-    return tuple(torch.stack([getattr(client, f) for client in made]) for f in algorithm.keep)
+    batches = algorithm.init_batches
+    draws = federation.first.draw(new, 0, 1) if federation.first is not None else None
+    made, rows = [], 0
+    for position, client in enumerate(new.tolist()):
+        draw = None if draws is None else draws.client(position, 0, problem.depth)
+        rows += 0 if draws is None else draws.rows_used(position)
+        try:
+            made.append(keeping(algorithm.keep, algorithm.init_client(problem, down, draw)))
+        except Exception as error:
+            where = f"round {int(clock.round)}, client {client}, first state"
+            raise ClientError(f"{where}: {error}") from error
+    store.save(new, stack(made))
+    return Cost(gradients=len(new) * batches, rows=rows)
 
 
-def phase_cost(work: Work, phase: Phase, up: Any) -> Cost:
-    replies = len(work.cohort)
-    rows = sum(int(s) * work.draws.rows_used(p) for p, s in enumerate(work.steps)) * phase.gradients
+def at_the_server(clock: Clock) -> str:
+    return f"round {int(clock.round)}, phase {int(clock.phase)}, at the server"
+
+
+def phase_cost(work: Work, up: Any) -> Cost:
+    gradients, replies = work.phase.gradients, len(work.cohort)
+    rows = sum(int(s) * work.draws.rows_used(p) for p, s in enumerate(work.steps)) * gradients
     bytes_up, bytes_down = bytes_of(up), bytes_of(work.down) * replies
     exchanges = int(bytes_up + bytes_down > 0)
-    return Cost(int(work.steps.sum()) * phase.gradients, rows, bytes_up, bytes_down, exchanges)
+    return Cost(int(work.steps.sum()) * gradients, rows, bytes_up, bytes_down, exchanges)

@@ -87,7 +87,7 @@ def simulate(
     problem = problem.prepare(ask)
     federation = Federation.of(problem, algorithm, clients, weights, seed, cohort)
     place = RunFolder(folder) if folder is not None else None
-    if place is not None and not resume:
+    if place is not None and not (resume and place.path.exists()):
         place.create()
     every = checkpoint_every or evaluate_every
     plan = Plan(rounds, evaluate_every, every, stop_early, on_record, on_round)
@@ -117,12 +117,15 @@ def _check_numbers(
         "evaluate_every": evaluate_every,
         "checkpoint_every": checkpoint_every,
         "stop_early": stop_early,
+        "cohort": cohort,
     }
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} is {number!r}; give a whole number of at least 1")
-    if not 1 <= cohort <= len(clients):
-        raise ValueError(f"{cohort} clients per round were asked for, of {len(clients)} there are")
+    if cohort > len(clients):
+        raise ValueError(
+            f"{cohort} clients per round were asked for, but there are {len(clients)}: lower cohort"
+        )
     if stop_early is not None and "validation" not in clients.splits:
         raise ValueError(
             "stop_early needs validation rows, because test rows never decide anything: give "
@@ -151,10 +154,7 @@ def _check_match(problem: Problem, algorithm: Algorithm, partial: bool) -> None:
 def _start(problem: Problem, start: Any, dtype: torch.dtype | None) -> Point:
     usual = problem.start()
     if isinstance(start, nn.Module):
-        start = torch.cat([p.detach().reshape(-1) for p in start.parameters()])
-        if start.numel() < usual.x.numel():
-            # What x holds behind the network's weights (a, b of an AUC problem) starts as usual.
-            start = torch.cat([start.to(usual.x), usual.x[start.numel() :]])
+        start = problem.start_from(start)
     if isinstance(start, Tensor):
         start = Point(start, usual.y)
     given = usual if start is None else start
@@ -175,7 +175,7 @@ def _identity(federation: Federation, start: Point) -> str:
     algorithm, clients = federation.algorithm, federation.clients
     settings = {
         "algorithm": [type(algorithm).__name__, repr(dataclasses.astuple(algorithm))],
-        "problem": type(federation.problem).__name__,
+        "problem": [type(federation.problem).__name__, _settings(federation.problem)],
         "seed": federation.seed,
         "cohort": federation.cohort,
         "batches": [clients.batch_size, clients.sampling, clients.positive_share],
@@ -185,3 +185,11 @@ def _identity(federation: Federation, start: Point) -> str:
     for tensor in (*start, *clients.train.columns):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _settings(problem: Problem) -> dict[str, str]:
+    """The plain attributes of a problem, and its module's text."""
+    plain = (int, float, str, bool, tuple, type(None))
+    found = {k: repr(v) for k, v in sorted(vars(problem).items()) if isinstance(v, plain)}
+    network = getattr(problem, "network", None)
+    return found if network is None else {**found, "module": network.text}

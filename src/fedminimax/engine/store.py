@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from fedminimax.engine.trees import tree_map
+from fedminimax.engine.work import kept_type, stack
 
 
 class Store:
-    """Client states in memory: client number -> the tensors of its `keep` fields."""
+    """Client states in memory: client number -> the fields of `keep`, as a NamedTuple."""
 
-    def __init__(
-        self, fields: tuple[str, ...], states: dict[int, tuple[Tensor, ...]] | None = None
-    ):
+    def __init__(self, fields: tuple[str, ...], states: dict[int, Any] | None = None):
         self.fields = fields
         self.states = dict(states or {})
 
-    def load(
-        self, cohort: np.ndarray, make: Callable[[np.ndarray], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
-        """The stacked states of the cohort; `make` gives those of clients met for the first
-        time."""
-        if not self.fields:
-            return ()
-        new = np.array([k for k in cohort.tolist() if k not in self.states], dtype=np.int64)
-        if len(new):
-            self.save(new, make(new))
-        return tuple(
-            torch.stack(field)
-            for field in zip(*(self.states[k] for k in cohort.tolist()), strict=True)
-        )
+    def missing(self, cohort: np.ndarray) -> np.ndarray:
+        """The clients of the cohort that have not been met before."""
+        new = [k for k in cohort.tolist() if k not in self.states] if self.fields else []
+        return np.array(new, dtype=np.int64)
 
-    def save(self, cohort: np.ndarray, kept: tuple[Tensor, ...]) -> None:
+    def load(self, cohort: np.ndarray) -> Any:
+        """The states of the cohort, stacked."""
+        if not self.fields:
+            return kept_type(())()
+        return stack([self.states[client] for client in cohort.tolist()])
+
+    def save(self, cohort: np.ndarray, kept: Any) -> None:
         for position, client in enumerate(cohort.tolist() if self.fields else ()):
-            self.states[client] = tuple(field[position] for field in kept)
+            # A copy: a view would keep the whole cohort's tensors alive.
+            self.states[client] = tree_map(lambda field, p=position: field[p].clone(), kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +14,10 @@ from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.folder import RunFolder, environment
-from fedminimax.engine.round import (
-    Federation,
-    NonFiniteError,
-    State,
-    play_round,
-    prepare_work,
-)
+from fedminimax.engine.round import Federation, NonFiniteError, State, play_round
 from fedminimax.engine.store import Store
-from fedminimax.engine.work import Executor
+from fedminimax.engine.trees import grown, leaves
+from fedminimax.engine.work import Executor, kept_type
 from fedminimax.types import Cost, Point
 
 FINISHED = "finished"
@@ -76,16 +72,10 @@ class Trainer:
             if saved is not None:
                 self._restore(*saved)
             self.history = self.folder.cut_history(self.state.round if saved else -1)
-        if chosen:
-            name, threads = chosen["executor"], chosen["threads"]
-        elif executor == "auto":
-            name, threads = self._fastest()
-        else:
-            name, threads = executor, None
-        self.executor = executors.make(name, threads)
-        if self.folder is not None and not chosen:
-            about = {"executor": name, "threads": self.executor.threads}
-            self.folder.write_json("environment.json", environment() | about)
+        self.executor = executors.make(
+            chosen.get("executor", executor), chosen.get("threads", None)
+        )
+        self.recorded = bool(chosen) or self.folder is None
         return self.executor
 
     def train(self) -> None:
@@ -98,6 +88,7 @@ class Trainer:
             except NonFiniteError as found:
                 self.outcome = str(found)
                 return
+            self._record_executor()
             done = self.state.round
             if plan.on_round:
                 plan.on_round(done)
@@ -123,12 +114,12 @@ class Trainer:
         }
         checkpoint.write(self.folder.final, tensors, about)
 
-    def _fastest(self) -> tuple[str, int]:
-        federation = self.federation
-        phase = federation.algorithm.phases(0)[0]
-        cohort, scratch = federation.draw_cohort(0, 0), Store(federation.algorithm.keep)
-        work = prepare_work(federation, scratch, self.state.server, cohort, phase, 0, 0, 0)
-        return executors.fastest(work)
+    def _record_executor(self) -> None:
+        """After the first round, when "auto" has chosen, and before the first checkpoint."""
+        if not self.recorded and self.folder is not None:
+            about = {"executor": self.executor.name, "threads": self.executor.threads}
+            self.folder.write_json("environment.json", environment() | about)
+            self.recorded = True
 
     def _evaluate(self) -> None:
         """A record of where the run stands; it may end the run."""
@@ -153,7 +144,7 @@ class Trainer:
     def _compare(self, value: float | None) -> None:
         """With the best so far, on validation rows."""
         problem = self.federation.problem
-        if value is None:
+        if value is None or not math.isfinite(value):
             return
         sign = 1 if problem.larger_is_better else -1
         if self.best is None or sign * value > sign * self.best.value:
@@ -168,11 +159,9 @@ class Trainer:
             )
 
     def _tensors(self) -> dict[str, Tensor]:
-        server = self.state.server
-        tensors = {f"server.{n}": v for n, v in zip(server._fields, server, strict=True)}
+        tensors = dict(leaves(self.state.server, "server"))
         for client, kept in self.store.states.items():
-            fields = zip(self.store.fields, kept, strict=True)
-            tensors |= {f"client.{client}.{name}": value for name, value in fields}
+            tensors |= leaves(kept, f"client.{client}")
         return tensors | self._best_tensors()
 
     def _best_tensors(self) -> dict[str, Tensor]:
@@ -200,17 +189,22 @@ class Trainer:
                 "problem, method or seed): resume with the settings of that run, or give another "
                 "folder"
             )
-        kind = type(self.state.server)
-        server = kind(*(tensors[f"server.{name}"] for name in kind._fields))
-        self.state = State(about["round"], about["iteration"], server, Cost(*about["cost"]))
-        states: dict[int, dict[str, Tensor]] = {}
+        parts: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
-            if name.startswith("client."):
-                _, client, field = name.split(".")
-                states.setdefault(int(client), {})[field] = value
-        fields = self.store.fields
-        kept = {client: tuple(state[f] for f in fields) for client, state in states.items()}
-        self.store = Store(fields, kept)
+            owner, _, rest = name.partition(".")
+            if owner == "client":
+                number, _, rest = rest.partition(".")
+                owner = f"client {number}"
+            parts.setdefault(owner, {})[rest] = value
+        server = type(self.state.server)(**grown(parts.pop("server")))
+        self.state = State(about["round"], about["iteration"], server, Cost(*about["cost"]))
+        kind = kept_type(self.store.fields)
+        kept = {
+            int(owner.removeprefix("client ")): kind(**grown(fields))
+            for owner, fields in parts.items()
+            if owner != "best"
+        }
+        self.store = Store(self.store.fields, kept)
         if about["best"] is not None:
             round, value = about["best"]
             self.best = Best(round, value, Point(tensors["best.x"], tensors["best.y"]))

@@ -8,14 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from fedminimax.engine.debug import Debug
+from fedminimax.engine.trees import tree_map
 from fedminimax.engine.work import Result, Work, at_step, begin, finish, step
 from fedminimax.types import Clock
 
-# Only these fields of the clock differ between clients.
-_CLOCK: Any = Clock(*(0 if name in ("steps", "client") else None for name in Clock._fields))  # type: ignore[arg-type]
+
+def _differing(*names: str) -> Any:
+    """vmap's in_dims for a clock in which these fields differ between clients."""
+    return Clock(*(0 if name in names else None for name in Clock._fields))  # type: ignore[arg-type]
+
+
+_CLOCK = _differing("steps", "client")
+_LAST_CLOCK = _differing("steps", "client", "step", "iteration")
 
 
 class Vectorised:
@@ -46,21 +52,17 @@ class Vectorised:
 def run_stacked(work: Work) -> Result:
     """A whole phase of the cohort, as one function of tensors: it also compiles into one graph."""
     steps = torch.from_numpy(work.steps)
-    clock = work.clock._replace(steps=steps, client=torch.from_numpy(work.cohort))
-    client = vmap(lambda kept, clock: begin(work, kept, clock), in_dims=(0, _CLOCK))(
-        work.kept, clock
-    )
+    clock = work.clock._replace(steps=steps.to(torch.float64), client=torch.from_numpy(work.cohort))
+    started = vmap(lambda kept, clock: begin(work, kept, clock), in_dims=(0, _CLOCK))
+    moved = vmap(lambda client, draw, clock: step(work, client, draw, clock), (0, 0, _CLOCK))
+    ended = vmap(lambda client, clock: finish(work, client, clock), in_dims=(0, _LAST_CLOCK))
+    client = started(work.kept, clock)
     unequal = bool((steps != steps[0]).any())
     for number in range(work.most_steps):
         draw = work.draws.stacked(number, work.problem.depth)
-        moved = vmap(
-            lambda client, draw, clock: step(work, client, draw, clock), in_dims=(0, 0, _CLOCK)
-        )(client, draw, at_step(clock, number))
-        client = _only_where(number < steps, moved, client) if unequal else moved
-    up, kept = vmap(lambda client, clock: finish(work, client, clock), in_dims=(0, _CLOCK))(
-        client, at_step(clock, work.most_steps)
-    )
-    return Result(up, kept)
+        new = moved(client, draw, at_step(clock, number))
+        client = _only_where(number < steps, new, client) if unequal else new
+    return ended(client, at_step(clock, steps))
 
 
 def _only_where(active: Tensor, new: Any, old: Any) -> Any:
@@ -69,4 +71,4 @@ def _only_where(active: Tensor, new: Any, old: Any) -> Any:
     def choose(n: Tensor, o: Tensor) -> Tensor:
         return torch.where(active.reshape(-1, *([1] * (n.dim() - 1))), n, o)
 
-    return pytree.tree_map(choose, new, old)
+    return tree_map(choose, new, old)

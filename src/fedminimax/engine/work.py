@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.data.batches import Draws
+from fedminimax.engine.trees import leaves, tree_map
 from fedminimax.types import Clock, Draw, Phase, Problem
 
 
@@ -32,9 +33,9 @@ class Work:
 
     problem: Problem
     phase: Phase
-    keep: tuple[str, ...]
+    kept: Any  # a NamedTuple of the fields that clients have from before
+    leave: tuple[str, ...]  # the fields that clients are to keep after it
     down: Any
-    kept: tuple[Tensor, ...]
     draws: Draws
     clock: Clock  # `step`, `steps` and `client` are filled in per client and step
     cohort: np.ndarray
@@ -49,70 +50,77 @@ class Work:
 
     def client_clock(self, position: int) -> Clock:
         number, steps = int(self.cohort[position]), int(self.steps[position])
-        return self.clock._replace(steps=torch.tensor(steps), client=torch.tensor(number))
+        return self.clock._replace(
+            steps=torch.tensor(steps, dtype=torch.float64), client=torch.tensor(number)
+        )
 
-    def client_kept(self, position: int) -> tuple[Tensor, ...]:
-        return tuple(field[position] for field in self.kept)
+    def client_kept(self, position: int) -> Any:
+        return tree_map(lambda field: field[position], self.kept)
 
 
 class Result(NamedTuple):
     up: Any  # the method's Up, each field stacked
-    kept: tuple[Tensor, ...]
+    kept: Any  # a NamedTuple of the fields to keep, likewise
 
 
 class Executor(Protocol):
     """What an executor supplies: a map over clients."""
 
-    name: str
-    threads: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
 
     def run(self, work: Work) -> Result: ...
 
     def close(self) -> None: ...
 
 
-def begin(work: Work, kept: tuple[Tensor, ...], clock: Clock) -> Any:
-    return work.phase.receive(work.down, kept_type(work.keep)(*kept), clock)
+def begin(work: Work, kept: Any, clock: Clock) -> Any:
+    return work.phase.receive(work.down, kept, clock)
 
 
 def step(work: Work, client: Any, draw: Draw, clock: Clock) -> Any:
     return work.phase.local_step(work.problem, work.down, client, draw, clock)
 
 
-def finish(work: Work, client: Any, clock: Clock) -> tuple[Any, tuple[Tensor, ...]]:
+def finish(work: Work, client: Any, clock: Clock) -> Result:
     up, client = work.phase.send(work.down, client, clock)
-    return up, tuple(getattr(client, field) for field in work.keep)
+    return Result(up, keeping(work.leave, client))
 
 
-def at_step(clock: Clock, number: int) -> Clock:
-    return clock._replace(step=torch.tensor(number), iteration=clock.iteration + number)
+def keeping(fields: tuple[str, ...], client: Any) -> Any:
+    return kept_type(fields)(*(getattr(client, field) for field in fields))
 
 
-def stack(results: Sequence[tuple[Any, tuple[Tensor, ...]]]) -> Result:
-    """The results of single clients, in client order."""
-    ups, kept = [r[0] for r in results], [r[1] for r in results]
-    up = type(ups[0])(*(torch.stack(field) for field in zip(*ups, strict=True)))
-    return Result(up, tuple(torch.stack(field) for field in zip(*kept, strict=True)))
+def at_step(clock: Clock, number: int | Tensor) -> Clock:
+    return clock._replace(step=torch.as_tensor(number), iteration=clock.iteration + number)
+
+
+def stack(values: Sequence[Any]) -> Any:
+    """The values of single clients as one, in client order."""
+    return tree_map(lambda *tensors: torch.stack(tensors), *values)
 
 
 def mean(up: Any, weights: Tensor) -> Any:
     """The weighted mean over clients of each field, added in client order."""
+    share = weights / weights.sum()
 
     def average(field: Tensor) -> Tensor:
-        w = (weights / weights.sum()).to(field.dtype).reshape(-1, *([1] * (field.dim() - 1)))
-        return (w * field).sum(0)
+        return (share.to(field.dtype).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
 
-    return type(up)(*(average(field) for field in up))
+    return tree_map(average, up)
 
 
-def bad_field(values: Any) -> str | None:
+def bad_field(*values: Any) -> str | None:
     """The name of the first field that holds a NaN or an infinity."""
-    for name in values._fields:
-        value = getattr(values, name)
-        if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
-            return name
+    for value in values:
+        for name, tensor in leaves(value):
+            if not bool(torch.isfinite(tensor).all()):
+                return name
     return None
 
 
 def bytes_of(values: Any) -> int:
-    return sum(v.numel() * v.element_size() for v in values)
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in leaves(values))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedminimax.metrics.federated_auc import answer as histogram_answer
 from fedminimax.metrics.federated_auc import federated_auc
 from fedminimax.metrics.ranking import auc, auc_interval, auprc, worst_site
-from fedminimax.problems.network import Network
+from fedminimax.problems.network import Network, weights_of
 from fedminimax.types import Ask, Batch, Point, Problem
 
 
@@ -43,6 +43,16 @@ class BinaryProblem(Problem):
     def moments(self, point: Point, ask: Ask) -> Tensor | None:
         """One exchange: the mean over clients of E[x] and E[x^2] at each batch-norm layer."""
         return ask.mean("moments", point.x)[0] if self.network.has_norms else None
+
+    def start_from(self, module: nn.Module) -> Tensor:
+        usual, weights = self.start().x, weights_of(module)
+        length = self.network.length
+        if weights.numel() != length:
+            raise ValueError(
+                f"the module to start from has {weights.numel()} weights, the problem's network "
+                f"{length}: give a module of the same architecture"
+            )
+        return torch.cat([weights.to(usual), usual[length:]])
 
     def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
         return self.network.module(self.network_weights(point.x), moments)
@@ -127,5 +137,5 @@ def _pooled(replies: list[tuple[Tensor, ...]], weights: Tensor) -> dict[str, Any
         "auc": exact,
         "auc_weighted": float(roc_auc_score(labels, scores, sample_weight=per_row)),
         "auprc": auprc(scores, labels),
-        "auc_interval": auc_interval(scores, labels),
+        "auc_interval": list(auc_interval(scores, labels) or ()) or None,
     }

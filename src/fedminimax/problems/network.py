@@ -19,15 +19,6 @@ from torch.func import functional_call
 from fedminimax.types import Batch
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_OWN_RANDOMNESS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.RReLU,
-)
 _CHUNK = 2048
 
 
@@ -44,11 +35,15 @@ class RowNorm(nn.Module):
         self.register_buffer("row_weight", torch.zeros(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.row_weight.shape[0] == 0:
-            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        row_weight = self.row_weight
+        if row_weight.shape[0] == 0:
+            if x.numel() > x.shape[1]:
+                return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+            # One value per channel: torch refuses it, and a padded batch has variance 0 here too.
+            row_weight = x.new_ones(1)
         channel = (1, -1, *([1] * (x.dim() - 2)))
-        mean = weighted_moments(x, self.row_weight)[0]
-        variance = weighted_moments(x - mean.reshape(channel), self.row_weight)[1]
+        mean = weighted_moments(x, row_weight)[0]
+        variance = weighted_moments(x - mean.reshape(channel), row_weight)[1]
         scaled = (x - mean.reshape(channel)) * torch.rsqrt(variance + self.eps).reshape(channel)
         if self.weight is None:
             return scaled
@@ -62,6 +57,10 @@ def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensordot(weight, flat, dims=1), torch.tensordot(weight, squares, dims=1)
 
 
+def weights_of(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
 class Network:
     """The function (vector, rows) -> outputs of a module.
 
@@ -72,13 +71,8 @@ class Network:
 
     def __init__(self, module: nn.Module):
         for name, part in module.named_modules():
-            if isinstance(part, _OWN_RANDOMNESS) and getattr(part, "p", 1.0) > 0:
-                raise ValueError(
-                    f"the module's part {name!r} ({type(part).__name__}) draws its own random "
-                    "numbers, which would differ "
-                    "between executors and between the two points of one step: remove it, or "
-                    "set its p to 0"
-                )
+            if reason := _unusable(part):
+                raise ValueError(f"the module's part {name!r} ({type(part).__name__}) {reason}")
         self._plain = copy.deepcopy(module)
         self._functional = _swap_norms(copy.deepcopy(module))
         self._norms = [
@@ -96,7 +90,12 @@ class Network:
 
     def start(self) -> Tensor:
         """The module's own weights as one vector."""
-        return torch.cat([p.detach().reshape(-1) for p in self._functional.parameters()])
+        return weights_of(self._functional)
+
+    @property
+    def text(self) -> str:
+        """The module's architecture."""
+        return repr(self._plain)
 
     def weights(self, vector: Tensor) -> dict[str, Tensor]:
         parts = vector.split(self._sizes)
@@ -119,9 +118,10 @@ class Network:
 
         def collect(name: str):
             def hook(part: nn.Module, arguments: tuple) -> None:
-                x = arguments[0]
-                moments = torch.stack(weighted_moments(x, x.new_full((len(x),), 1.0 / len(rows))))
-                found[name] = found.get(name, 0) + moments
+                # In double precision: the variance is a small difference of the two.
+                x = arguments[0].double()
+                weight = x.new_full((len(x),), 1.0 / len(rows))
+                found[name] = found.get(name, 0) + torch.stack(weighted_moments(x, weight))
 
             return hook
 
@@ -143,8 +143,8 @@ class Network:
                 parts = moments.split([2 * norm.num_features for norm in norms])
                 for norm, part in zip(norms, parts, strict=True):
                     mean, square = part.reshape(2, -1)
-                    norm.running_mean = mean.clone()
-                    norm.running_var = (square - mean * mean).clamp(min=0)
+                    norm.running_mean = mean.to(vector.dtype, copy=True)
+                    norm.running_var = (square - mean * mean).clamp(min=0).to(vector.dtype)
         return module
 
     def outputs(self, vector: Tensor, rows: Tensor, moments: Tensor | None = None) -> Tensor:
@@ -152,6 +152,9 @@ class Network:
         module = self.module(vector, moments)
         with torch.no_grad():
             return torch.cat([module(chunk) for chunk in rows.split(_CHUNK)])
+
+    def __deepcopy__(self, memo: dict) -> Network:
+        return Network(self._plain)
 
     def _own_module(self) -> nn.Module:
         # functional_call swaps tensors inside the module, so threads must not share one; a graph
@@ -169,3 +172,22 @@ def _swap_norms(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         setattr(module, name, _swap_norms(child))
     return module
+
+
+def _unusable(part: nn.Module) -> str | None:
+    """Why a part of a module cannot be trained here."""
+    dropout = getattr(part, "p", 0.0) if isinstance(part, nn.modules.dropout._DropoutNd) else 0.0
+    if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
+        dropout = part.dropout
+    if dropout > 0 or isinstance(part, nn.RReLU):
+        return (
+            "draws its own random numbers, which would differ between executors and between the "
+            "two points of one step: remove it, or set its dropout to 0"
+        )
+    norm = isinstance(part, nn.modules.batchnorm._NormBase) and not isinstance(part, _NORMS)
+    if norm and part.track_running_stats:
+        return (
+            "keeps running statistics that no exchange would average: use BatchNorm, GroupNorm, "
+            "or track_running_stats=False"
+        )
+    return None

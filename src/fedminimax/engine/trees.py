@@ -1,0 +1,54 @@
+"""Fields that are tensors or tuples of tensors (one per level, say), handled alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+
+def tree_map(function: Callable[..., Tensor], *values: Any) -> Any:
+    """The function on each tensor of values that are built alike.
+
+    >>> import torch
+    >>> tree_map(torch.add, (torch.ones(1), (torch.ones(1),)), (torch.ones(1), (torch.ones(1),)))
+    (tensor([2.]), (tensor([2.]),))
+    """
+    first = values[0]
+    if isinstance(first, Tensor):
+        return function(*values)
+    parts = [tree_map(function, *part) for part in zip(*values, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a value with their names: `inner.0` is the first of a field `inner`."""
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    names = value._fields if hasattr(value, "_fields") else range(len(value))
+    for part_name, part in zip(names, value, strict=True):
+        yield from leaves(part, f"{name}.{part_name}" if name else str(part_name))
+
+
+def grown(named: dict[str, Tensor]) -> dict[str, Any]:
+    """The fields that `leaves` took apart.
+
+    >>> import torch
+    >>> grown({"x": torch.ones(1), "inner.0": torch.ones(1), "inner.1": torch.zeros(1)})
+    {'x': tensor([1.]), 'inner': (tensor([1.]), tensor([0.]))}
+    """
+    fields: dict[str, Any] = {}
+    for name, tensor in named.items():
+        field, dot, rest = name.partition(".")
+        if dot:
+            fields.setdefault(field, {})[rest] = tensor
+        else:
+            fields[field] = tensor
+    return {
+        name: tuple(grown(value)[str(i)] for i in range(len(grown(value))))
+        if isinstance(value, dict)
+        else value
+        for name, value in fields.items()
+    }
