@@ -151,7 +151,7 @@ class Row:
 
 
 STAGES = {"lr": Stagewise(0.1, 3.0), "proximal": 0.1, "local_steps": 3, "stage_rounds": 2}
-FAST = {**STAGES, "lr": 1.0}  # so that the dual reaches the corners of its set
+FAST = {**STAGES, "lr": 1.0}  # so that the server would leave the dual's set
 GROWTH = {**STAGES, "stage_growth": 1.5, "local_steps_growth": 1.5}
 ONE = {"lr": 0.01, "proximal": 0.0, "stage_rounds": 1000, "local_steps": 32}
 FAR = {"problem": wide_quadratic, "clients": noise_free, "rounds": 100}
@@ -180,7 +180,7 @@ ROWS = (
     Row("codasca-server", Codasca(**STAGES, server_lr=1.3), clients=noisy_by_size),
     Row("codasca-growth", Codasca(**GROWTH), auc, labelled),
     Row("codasca-margin", Codasca(**STAGES, server_lr=1.1), margin_auc, labelled),
-    Row("codasca-sets", Codasca(**FAST, server_lr=1.5), robust_least_squares, labelled),
+    Row("codasca-sets", Codasca(**FAST, server_lr=2.5), robust_least_squares, labelled),
     Row("codasca-schedule", Codasca(lr=InverseRoot(0.1), local_steps=3, stage_rounds=3)),
     Row("codasca-whole", Codasca(**STAGES), clients=noisy_whole),
     Row("codasca-far", Codasca(**ONE), **EXACT),

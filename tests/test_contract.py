@@ -777,7 +777,7 @@ def test_fess_gda_stays_on_the_simplex_and_equals_its_box():
     clipped = False
     for r in range(6):
         ends = []
-        for k in federation.draw_cohort(r, 0):
+        for k in federation.draw_cohort(None, r, 0):
             xk, yk = x, y
             for _ in range(3):
                 gx = 2 * (yk[:, None] * (xk - rows[k])).sum(0)
@@ -900,7 +900,7 @@ def test_the_server_s_control_is_the_mean_of_all_clients_present_or_not(executor
     met: dict[int, int] = {}
     for r in range(12):
         ends, change = [], []
-        for k in federation.draw_cohort(r, 0):
+        for k in federation.draw_cohort(None, r, 0):
             met.setdefault(int(k), r)
             xk, yk = x, y
             for _ in range(4):

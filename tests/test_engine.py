@@ -89,9 +89,9 @@ def federation(clients: int, cohort: int, seed: int = 0) -> Federation:
 
 def test_cohorts_depend_on_seed_and_round_only():
     ours, again = federation(20, 5), federation(20, 5)
-    drawn = [ours.draw_cohort(r, 0).tolist() for r in range(30)]
-    assert [again.draw_cohort(r, 0).tolist() for r in reversed(range(30))] == drawn[::-1]
-    assert [federation(20, 5, seed=1).draw_cohort(r, 0).tolist() for r in range(30)] != drawn
+    drawn = [ours.draw_cohort(None, r, 0).tolist() for r in range(30)]
+    assert [again.draw_cohort(None, r, 0).tolist() for r in reversed(range(30))] == drawn[::-1]
+    assert [federation(20, 5, seed=1).draw_cohort(None, r, 0).tolist() for r in range(30)] != drawn
     assert len({tuple(d) for d in drawn}) > 25
     assert all(len(set(d)) == 5 and d == sorted(d) for d in drawn)
 
@@ -99,14 +99,14 @@ def test_cohorts_depend_on_seed_and_round_only():
 def test_every_client_is_drawn_as_often():
     ours = federation(20, 5)
     counts = np.bincount(
-        np.concatenate([ours.draw_cohort(r, 0) for r in range(2000)]), minlength=20
+        np.concatenate([ours.draw_cohort(None, r, 0) for r in range(2000)]), minlength=20
     )
     statistic = stats.chisquare(counts).statistic / (1 - 5 / 20) * 19 / 20
     assert stats.chi2.sf(statistic, 19) > 1e-4
 
 
 def test_all_clients_are_all_clients():
-    assert federation(4, 4).draw_cohort(3, 0).tolist() == [0, 1, 2, 3]
+    assert federation(4, 4).draw_cohort(None, 3, 0).tolist() == [0, 1, 2, 3]
 
 
 def test_the_cost_of_a_cohort_does_not_grow_with_the_number_of_clients():

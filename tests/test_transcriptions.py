@@ -165,9 +165,9 @@ def robust_paper():
     return gradient, None
 
 
-def onto_simplex(alpha: Vector) -> Vector:
+def onto_simplex(vector: Vector) -> Vector:
     """Of two entries: the segment from (1, 0) to (0, 1)."""
-    first = np.clip((1 + alpha[0] - alpha[1]) / 2, 0, 1)
+    first = np.clip((1 + vector[0] - vector[1]) / 2, 0, 1)
     return np.array([first, 1 - first])
 
 

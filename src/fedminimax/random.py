@@ -62,6 +62,8 @@ def words(key: int, *numbers: Any) -> Any:
 def distinct(key: int, count: int, below: int) -> np.ndarray:
     """`count` different integers in [0, below), ascending; the cost grows with `count`, not with
     `below`."""
+    if count == below:
+        return np.arange(below)
     if 2 * count > below:
         return np.sort(np.argsort(words(key, np.arange(below)), kind="stable")[:count])
     found: dict[int, None] = {}

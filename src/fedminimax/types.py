@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -222,6 +223,7 @@ class Phase:
     data: Literal["minibatch", "whole"] = "minibatch"
     draw: Literal["fresh", "same"] = "fresh"  # same: the batches of the phase before
     cohort: Literal["same", "redraw", "all"] = "same"  # same: that of the phase before
+    weights: Literal["run", "uniform"] = "run"  # of the clients in the mean
     gradients: int = 1  # gradient evaluations per local step
 
 
@@ -296,6 +298,12 @@ class Algorithm:
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         return (self.phase(),)
+
+    def draw_cohort(self, server: Any, phase: int, uniform: np.ndarray) -> np.ndarray | None:
+        """The clients of a phase, if the method draws them from its own state: ascending numbers,
+        possibly repeated. `uniform` holds one number in [0, 1) per client asked for. None: the
+        engine draws them evenly and without repetition."""
+        return None
 
     def steps(self, round: int, client: int) -> int:
         """Local steps of a client in a round, for the phases that do not say it themselves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -37,17 +38,23 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the name too must survive a power cut
-        finally:
-            os.close(folder)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         kept = "the previous file is intact" if path.exists() else "nothing was written"
         raise CheckpointError(
             f"could not write {path}: {error.strerror}; {kept}. Free some space and resume"
         ) from error
+    _flush_name(path.parent)
+
+
+def _flush_name(folder: Path) -> None:
+    """A file's new name too must survive a power cut, where the system can promise that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

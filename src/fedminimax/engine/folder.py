@@ -99,7 +99,10 @@ class RunFolder:
             raise CheckpointError(
                 f"there is no {name} in {self.path}: is this the folder of a run?"
             )
-        return json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise CheckpointError(f"{path} is damaged or cut short: {error}") from error
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from fedminimax.engine.work import (
     mean,
     stack,
 )
-from fedminimax.random import distinct, key
+from fedminimax.random import distinct, key, words
 from fedminimax.types import Algorithm, Clock, Cost, Phase, Problem
 
 
@@ -60,10 +60,13 @@ class Federation:
         sampler = Sampler(clients, problem.depth, seed)
         return Federation(problem, algorithm, clients, weights, sampler, first, seed, cohort)
 
-    def draw_cohort(self, round: int, phase: int, everyone: bool = False) -> np.ndarray:
-        if everyone or self.cohort == len(self.clients):
-            return np.arange(len(self.clients))
-        return distinct(key(self.seed, "cohort", round, phase), self.cohort, len(self.clients))
+    def draw_cohort(self, server: Any, round: int, phase: int) -> np.ndarray:
+        drawing = key(self.seed, "cohort", round, phase)
+        uniform = words(drawing, np.arange(self.cohort)) / 2**32
+        own = self.algorithm.draw_cohort(server, phase, uniform)
+        if own is not None:
+            return own
+        return distinct(drawing, self.cohort, len(self.clients))
 
     def clock(
         self, round: int, number: int, phase: Phase, cohort: np.ndarray, iteration: int
@@ -104,13 +107,14 @@ def play_round(federation: Federation, state: State, store: Store, executor: Exe
     """One round. Client states go to the store, everything else is returned."""
     algorithm, server, cost = federation.algorithm, state.server, state.cost
     phases = algorithm.phases(state.round)
-    cohort = federation.draw_cohort(state.round, 0)
+    cohort = federation.draw_cohort(server, state.round, 0)
     iteration, drawn = state.iteration, 0
     kept: Any = None
     for number, phase in enumerate(phases):
-        if phase.cohort != "same":
-            cohort = federation.draw_cohort(state.round, number, everyone=phase.cohort == "all")
-            kept = None
+        if phase.cohort == "redraw":
+            cohort, kept = federation.draw_cohort(server, state.round, number), None
+        elif phase.cohort == "all":
+            cohort, kept = np.arange(len(federation.clients)), None
         if phase.draw == "fresh":
             iteration, drawn = iteration + drawn, 0
         clock, steps = federation.clock(state.round, number, phase, cohort, iteration)
@@ -122,7 +126,8 @@ def play_round(federation: Federation, state: State, store: Store, executor: Exe
         draws = federation.draws(phase, cohort, iteration, int(steps.max()))
         work = Work(federation.problem, phase, kept, leave, down, draws, clock, cohort, steps)
         result = executor.run(work)
-        average = mean(result.up, federation.weights[torch.from_numpy(cohort)])
+        weights = federation.weights[torch.from_numpy(cohort)]
+        average = mean(result.up, weights if phase.weights == "run" else torch.ones_like(weights))
         new = phase.aggregate(federation.problem, server, average, clock)
         if bad := bad_field(average, new, result.kept):
             where = find_non_finite(work) or f"non-finite {bad} at {at_the_server(clock)}"
