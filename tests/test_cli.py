@@ -124,8 +124,12 @@ def test_a_run_tells_of_its_rounds_and_where_it_is(home, run):
     history = records("runs/mine-1")
     for line, record in zip(rounds, history, strict=True):
         assert f"validation auc {record['validation']['auc']:.4g}" in line
-    assert lines[-2].startswith("finished; test ")
-    assert f"auc {history[-1]['test']['auc']:.4g}" in lines[-2]
+    last = history[-1]
+    assert lines[-4].startswith("finished; validation auc ")
+    assert f"test auc {last['test']['auc']:.4g}" in lines[-4]
+    low, high = last["test"]["auc_interval"]
+    assert f"{low:.3f} to {high:.3f}; worst site " in lines[-3]
+    assert f"{last['exchanges']} exchanges, {last['gradients']} gradients" in lines[-2]
     assert lines[-1] == "run folder: runs/mine-1"
     assert said.err == ""
     assert {path.name for path in Path("runs/mine-1").iterdir()} == {
@@ -144,7 +148,9 @@ def test_folders_are_numbered_or_named(home, run):
 
 def test_quiet_prints_the_result_only(home, run):
     lines = run("run", "mine.toml", "--quiet").out.splitlines()
-    assert [line.split(";")[0] for line in lines] == ["finished", "run folder: runs/mine-1"]
+    assert lines[0].startswith("finished; ")
+    assert lines[-1] == "run folder: runs/mine-1"
+    assert not [line for line in lines if line.startswith(("round", "note"))]
 
 
 def test_json_is_one_line_with_everything(home, run):
@@ -413,12 +419,23 @@ def test_list_without_a_word_lists_all(run):
             assert re.search(rf"^  {name} ", said, re.MULTILINE)
 
 
-@pytest.mark.parametrize("arguments", [["list", "nonsense"], [], ["run"], ["nonsense"]])
+@pytest.mark.parametrize("arguments", [[], ["run"], ["nonsense"]])
 def test_a_command_that_is_none(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
     assert "usage: fedminimax" in capsys.readouterr().err
+
+
+def test_one_name_is_listed_with_its_options(run):
+    said = run("list", "codasca").out
+    assert "*Differs from the paper*" in said
+    assert re.search(r"^server_lr +1\.0", said, re.MULTILINE)
+    assert "(needed)" in run("list", "folder").out
+
+
+def test_a_name_that_nothing_has_is_refused_with_the_nearest(refused):
+    assert "did you mean 'codasca'?" in refused("list", "codascaa")
 
 
 # predict

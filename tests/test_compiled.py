@@ -20,7 +20,7 @@ from torch.func import vmap
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.round import play_round
 from fedminimax.engine.vectorised import _CLOCK, _LAST_CLOCK, _only_where
-from fedminimax.engine.work import Result, Work, at_step, kept_type, mean
+from fedminimax.engine.work import Result, Work, at_step, mean
 from fedminimax.types import Phase
 
 ROUNDS = 5  # at least two of each kind in the rows whose stages have two rounds
@@ -75,7 +75,7 @@ class Compiled(Debug):
     def compile(self, work: Work, unequal: bool) -> Callable:
         problem, phase, most = work.problem, self.phase, work.most_steps
         # Made here: inside a graph its cache would be traced, with a warning.
-        leave, kept_after = work.leave, kept_type(work.leave)
+        leave, kept_after = work.leave._fields, work.leave
 
         def graph(server, kept, draws, clock, steps, cohort, weights):
             down = phase.broadcast(server, clock)

@@ -369,7 +369,14 @@ def test_odd_texts_come_back(text):
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_the_experiments_parse_and_build(path):
+def test_the_experiments_parse_and_build(path, tmp_path, monkeypatch):
+    # my_sites.toml waits for a folder of the user's own.
+    lines = [f"{30 + i},{i % 7},{i % 2}" for i in range(40)]
+    for site in ("leeds", "york"):
+        file = tmp_path / "my-sites" / f"{site}.csv"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("\n".join(["age,stage,disease", *lines]) + "\n")
+    monkeypatch.chdir(tmp_path)
     assert path.read_text().startswith("# "), "it opens with what it shows"
     experiment = Experiment.from_file(path)
     built = build(experiment)

@@ -322,7 +322,8 @@ def test_statistics_of_features_far_from_zero_in_single_precision():
 )
 def test_parts_that_draw_their_own_numbers_are_refused(part):
     module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(part), nn.Linear(4, 1))
-    with pytest.raises(ValueError, match=r"'1\.0'.*draws its own random numbers.*set its dropout to 0"):
+    sentence = r"'1\.0'.*draws its own random numbers.*set its dropout to 0"
+    with pytest.raises(ValueError, match=sentence):
         AUC(module)
 
 

@@ -103,9 +103,11 @@ def test_federated_auc_is_within_its_bound(sites, bins, exchanges, least):
     for column, label in (("withheld_negatives", 0), ("withheld_positives", 1)):
         few = sum(0 < np.sum(site[1] == label) < least for site in sites)
         assert getattr(result, column) == few
-    assert result.bins <= bins and result.exchanges <= exchanges
+    assert result.bins <= bins
+    assert result.exchanges <= exchanges
     if result.auc is None or result.bound is None:
-        assert result.bound is None and min(result.positives, result.negatives) == 0
+        assert result.bound is None
+        assert min(result.positives, result.negatives) == 0
     else:
         exact = roc_auc_score(labels, scores.astype(np.float64))
         assert abs(result.auc - exact) <= result.bound + 1e-12
@@ -137,7 +139,8 @@ def test_two_exchanges_reach_one_in_a_thousand(kind, separation):
     labels = (rng.random(20_000) < 0.2).astype(int)
     scores = KINDS[kind](rng.standard_normal(labels.size) + separation * (labels - 0.5))
     result = federated_auc(ask_all(split(rng, scores, labels, 5)))
-    assert result.bound is not None and result.bound <= 1e-3
+    assert result.bound is not None
+    assert result.bound <= 1e-3
     assert result.bins <= 4096
 
 
@@ -151,7 +154,8 @@ def test_bound_of_fitted_logistic_models(scale, output):
     logits = (scale * model.decision_function(features[1000:])).astype(np.float32)
     scores = logits if output == "logit" else sigmoid(logits)
     result = federated_auc(ask_all(split(rng, scores, labels[1000:], 4)))
-    assert result.bound is not None and result.bound <= 1e-3
+    assert result.bound is not None
+    assert result.bound <= 1e-3
     assert result.auc == pytest.approx(roc_auc_score(labels[1000:], scores), abs=1e-3)
 
 
@@ -177,7 +181,8 @@ def test_few_bins_are_spent_near_the_optimum():
     scores = rng.standard_normal(labels.size) + labels
     # The best B bins reach (integral of sqrt(p+ p-))^2 / 2B = exp(-1/4) / 2B = 0.39 / B.
     result = federated_auc(ask_all([(scores, labels)]), bins=64, exchanges=4)
-    assert result.bound is not None and result.bound < 2 * 0.39 / 64
+    assert result.bound is not None
+    assert result.bound < 2 * 0.39 / 64
 
 
 def bound_of(sites: Sequence[Site], exchanges: int) -> float:
@@ -214,7 +219,8 @@ def test_least_still_gives_a_useful_bound():
     sites = split(rng, rng.standard_normal(labels.size) + labels, labels, 8)
     result = federated_auc(ask_all(sites, least=5), least=5)
     # Eight sites of 500 rows per class: were edges tried from left to right, few would be common.
-    assert result.bound is not None and result.bound < 0.03
+    assert result.bound is not None
+    assert result.bound < 0.03
 
 
 def test_supported_marks_as_many_edges_as_a_lone_client_can_bear():
@@ -228,7 +234,7 @@ def test_supported_marks_as_many_edges_as_a_lone_client_can_bear():
 
 def test_a_client_refuses_a_histogram_that_tells_too_much():
     site = (np.arange(40.0), np.arange(40) % 2)
-    with pytest.raises(ValueError, match="2 counts between 1 and 4.*call federated_auc with"):
+    with pytest.raises(ValueError, match=r"2 counts between 1 and 4.*call federated_auc with"):
         answer("histogram", *site, np.array([4.0]), least=5)
     with pytest.raises(ValueError, match="least = 5"):
         federated_auc(ask_all([site], least=5))
@@ -242,9 +248,11 @@ def test_a_small_class_is_withheld_and_reported():
     small = (np.array([9.0, 9.0, -9.0]), np.array([0, 0, 1]))
     result = federated_auc(ask_all([large, small], least=5), least=5)
     assert (result.withheld_negatives, result.withheld_positives) == (1, 1)
-    assert result.positives == large[1].sum() and result.positives + result.negatives == 200
+    assert result.positives == large[1].sum()
+    assert result.positives + result.negatives == 200
     exact = roc_auc_score(large[1], large[0])
-    assert result.auc is not None and result.bound is not None
+    assert result.auc is not None
+    assert result.bound is not None
     assert abs(result.auc - exact) <= result.bound + 1e-12
 
 
@@ -256,12 +264,17 @@ def test_one_class_has_no_federated_auc():
 @pytest.mark.parametrize("bins", [16, 100, 4096])
 def test_edges_are_increasing_finite_and_few(bins):
     edges = federated.first_edges(bins)
-    assert edges.size <= bins - 1 and np.all(np.diff(edges) > 0) and np.all(np.isfinite(edges))
+    assert edges.size <= bins - 1
+    assert np.all(np.diff(edges) > 0)
+    assert np.all(np.isfinite(edges))
     extremes = np.array([-np.finfo(float).max, -1.0, 0.0, 5e-324, 1.0, np.finfo(float).max])
     counts = federated.histogram(extremes, np.ones(6), edges)
-    assert counts.sum() == 6 and counts[1, 0] == 1 and counts[1, -1] == 1
+    assert counts.sum() == 6
+    assert counts[1, 0] == 1
+    assert counts[1, -1] == 1
     refined = federated.refine(edges, np.full((2, edges.size + 1), 3.0), bins)
-    assert refined.size <= bins - 1 and np.all(np.diff(refined) > 0)
+    assert refined.size <= bins - 1
+    assert np.all(np.diff(refined) > 0)
 
 
 def test_auc_from_counts_by_hand():
@@ -299,7 +312,7 @@ def test_sums_that_are_not_counts_are_refused(spoil):
     ],
 )
 def test_wrong_arguments_are_refused(call):
-    with pytest.raises(ValueError, match="expected|pass the"):
+    with pytest.raises(ValueError, match=r"expected|pass the"):
         call()
 
 
@@ -311,7 +324,8 @@ def test_exact_measures_equal_scikit_learn(ties):
     scores = np.round(scores) if ties else scores
     assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-13)
     assert auprc(scores, labels) == average_precision_score(labels, scores)
-    assert auc(scores, np.ones(500)) is None and auprc(scores, np.zeros(500)) is None
+    assert auc(scores, np.ones(500)) is None
+    assert auprc(scores, np.zeros(500)) is None
     assert auc([], []) is None
 
 
@@ -319,7 +333,7 @@ def test_exact_measures_equal_scikit_learn(ties):
 def test_scores_that_are_not_finite_are_refused(bad):
     measures = [auc, auprc, auc_interval, lambda s, y: federated.histogram(s, y, [0.0])]
     for measure in measures:
-        with pytest.raises(ValueError, match="1 of 3 scores are not finite .* at row 2"):
+        with pytest.raises(ValueError, match=r"1 of 3 scores are not finite .* at row 2"):
             measure([0.0, 1.0, bad], [0, 1, 1])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
+import inspect
 import io
 import json
 import sys
@@ -16,8 +18,9 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedminimax import __version__
 from fedminimax.bench import bench
-from fedminimax.config import CHOICES, Experiment
+from fedminimax.config import CHOICES, Experiment, suggest
 from fedminimax.data.tables import read_table
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.simulate import Run
@@ -36,10 +39,12 @@ from fedminimax.metrics.ranking import auc
 from fedminimax.report.demo import demo
 from fedminimax.report.tables import (
     Compared,
+    bytes_text,
     compare_table,
     console,
     list_table,
     number_text,
+    options_table,
     ranked,
 )
 
@@ -66,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedminimax", description=sys.modules["fedminimax"].__doc__
     )
+    parser.add_argument("--version", action="version", version=f"fedminimax {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser(
@@ -90,9 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_compare)
 
     command = commands.add_parser("list", help="what an experiment can name, one sentence each")
-    plural = {"methods": "method", "problems": "problem", "data": "data", "models": "model"}
-    command.add_argument("what", nargs="?", choices=plural, help="only these")
-    command.set_defaults(command=lambda o: _list([plural[o.what]] if o.what else list(CHOICES)))
+    command.add_argument(
+        "what", nargs="?", help="methods, problems, data, models, or one name with its options"
+    )
+    command.set_defaults(command=_list)
 
     command = commands.add_parser("predict", help="score new rows with a finished run")
     command.add_argument("folder", type=Path, metavar="RUN")
@@ -100,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
         "table", type=Path, help="a CSV file with the columns of the training data"
     )
     command.add_argument("-o", "--output", type=Path, help="where to write (default: the screen)")
+    command.add_argument(
+        "--best", action="store_true", help="the model of the best validation round, not the last"
+    )
     command.set_defaults(command=_predict)
 
     command = commands.add_parser("bench", help="where a round's time goes on this machine")
@@ -149,11 +159,20 @@ def _tell(run: Run, folder: Path, options: argparse.Namespace) -> None:
         result = {"folder": str(folder), "outcome": run.outcome, "rounds": run.rounds, **last}
         print(json.dumps(result))
         return
-    split = "test" if "test" in last else "train"
-    metrics = {k: v for k, v in last[split].items() if isinstance(v, int | float)}
-    print(
-        f"{run.outcome}; {split} " + ", ".join(f"{k} {number_text(v)}" for k, v in metrics.items())
-    )
+    metric = run.problem.monitor
+    measured = [
+        f"{split} {metric} {number_text(last[split].get(metric))}"
+        for split in ("validation", "test", "train")
+        if split in last
+    ]
+    print(f"{run.outcome}; " + ", ".join(measured))
+    judged = last.get("test", last.get("validation", {}))
+    if judged.get("auc_interval"):
+        low, high = judged["auc_interval"]
+        print(f"95 % interval of the AUC {low:.3f} to {high:.3f}", end="; ")
+        print(f"worst site {judged['worst_site'] or '-'} {number_text(judged['worst_site_auc'])}")
+    sent = f"{bytes_text(last['bytes_up'])} up, {bytes_text(last['bytes_down'])} down"
+    print(f"{sent}, {last['exchanges']} exchanges, {last['gradients']} gradients")
     print(f"run folder: {folder}")
 
 
@@ -181,21 +200,39 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _list(sections: list[str]) -> int:
-    for section in sections:
-        console().print(list_table(section))
+def _list(options: argparse.Namespace) -> int:
+    plural = {"methods": "method", "problems": "problem", "data": "data", "models": "model"}
+    if options.what is None or options.what in plural:
+        for section in CHOICES if options.what is None else [plural[options.what]]:
+            console().print(list_table(section))
+        return 0
+    owners = [section for section in CHOICES if options.what in CHOICES[section]]
+    if not owners:
+        known = [*plural, *(name for names in CHOICES.values() for name in names)]
+        raise ValueError(f"nothing is called {options.what!r}; {suggest(options.what, known)}")
+    for section in owners:
+        text = inspect.cleandoc(CHOICES[section][options.what].__doc__ or "")
+        print(f'[{section}]\nname = "{options.what}"\n\n{text}\n')
+        console().print(options_table(section, options.what))
     return 0
 
 
 def _predict(options: argparse.Namespace) -> int:
     run = load(options.folder)
+    if options.best:
+        if run.best is None:
+            raise ValueError("this run had no validation rows, so no round was its best")
+        # Batch-norm moments belong to the weights of the last round only.
+        if run.moments is not None:
+            raise ValueError("--best needs a model without batch-norm; leave it out")
+        run = dataclasses.replace(run, point=run.best.point)
     schema, standardiser = preparation(options.folder)
     table = read_table(options.table, schema)
     found = scores(run, torch.from_numpy(standardiser.transform(table.features))).tolist()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["line", "score"])
-    writer.writerows(zip(table.lines, (f"{score:.6f}" for score in found), strict=True))
+    writer.writerows(zip(table.lines, map(repr, found), strict=True))
     if options.output:
         options.output.write_text(text.getvalue(), encoding="utf-8")
     else:

@@ -193,7 +193,20 @@ def _check_sections(table: Table) -> None:
                 + ", ".join(f"[{name}]" for name in known)
             )
         if section not in known:
-            raise ConfigError(f"unknown section [{section}]; {_hint(section, known)}")
+            raise ConfigError(f"unknown section [{section}]; {suggest(section, known)}")
+
+
+def options_of(kind: Any, section: str) -> dict[str, str]:
+    """The keys that a class accepts, with their defaults as a file would have them."""
+    defaults = _defaults(kind, section)
+    return {
+        key: "(needed)"
+        if key not in defaults
+        else "(none)"
+        if defaults[key] is None
+        else _text(defaults[key])
+        for key in _keys(kind, section)
+    }
 
 
 def _part(section: str, values: Table, choices: dict[str, Any]) -> Part:
@@ -203,7 +216,7 @@ def _part(section: str, values: Table, choices: dict[str, Any]) -> Part:
         )
     name = values["name"]
     if str(name) not in choices:
-        raise ConfigError(f"[{section}] name is {name!r}; {_hint(str(name), choices)}")
+        raise ConfigError(f"[{section}] name is {name!r}; {suggest(str(name), choices)}")
     rest = {key: value for key, value in values.items() if key != "name"}
     return Part(name, _options(choices[name], rest, f"[{section}]", section))
 
@@ -213,7 +226,7 @@ def _options(kind: Any, values: Table, where: str, section: str = "") -> Table:
     accepted = _keys(kind, section)
     for key in values:
         if key not in accepted:
-            raise ConfigError(f"{where} has no key {key!r}; {_hint(key, accepted)}")
+            raise ConfigError(f"{where} has no key {key!r}; {suggest(key, accepted)}")
     for name in accepted:
         if parameters[name].default is inspect.Parameter.empty and name not in values:
             raise ConfigError(f"{where} needs the key {name!r}; add {name} = ...")
@@ -249,7 +262,7 @@ def _coerced(value: Any, hint: Any, where: str) -> Any:
         return _one_of(value, arguments, where)
     if origin is Literal:
         if value not in arguments:
-            raise ConfigError(f"{where} is {value!r}; {_hint(str(value), arguments)}")
+            raise ConfigError(f"{where} is {value!r}; {suggest(str(value), arguments)}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -291,7 +304,7 @@ def _schedule(value: Any, where: str) -> Schedule:
         )
     kind = value["kind"]
     if str(kind) not in SCHEDULES:
-        raise ConfigError(f"{where} kind is {kind!r}; {_hint(str(kind), SCHEDULES)}")
+        raise ConfigError(f"{where} kind is {kind!r}; {suggest(str(kind), SCHEDULES)}")
     options = {k: v for k, v in value.items() if k != "kind"}
     return SCHEDULES[kind](**_options(SCHEDULES[kind], options, where))
 
@@ -310,10 +323,10 @@ def _owner(table: Table, key: str) -> str:
         written = " or ".join(f"{section}.{key}" for section in owners)
         raise ConfigError(f"{key!r} is a key of several sections; write {written}")
     known = [name for names in keys.values() for name in names]
-    raise ConfigError(f"no section has a key {key!r}; {_hint(key, known)}")
+    raise ConfigError(f"no section has a key {key!r}; {suggest(key, known)}")
 
 
-def _hint(given: str, known: Iterable[Any]) -> str:
+def suggest(given: str, known: Iterable[Any]) -> str:
     names = [str(name) for name in known]
     lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(given.lower(), lower, n=1)

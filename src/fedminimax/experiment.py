@@ -89,7 +89,7 @@ def run_experiment(
     fresh = place is not None and not place.path.exists()
     if place is not None:
         place.create()
-        write_bytes(place.path / "config.toml", write_toml(experiment.to_table()).encode())
+        write_bytes(place.path / "config.toml", write_toml(_settled(experiment)).encode())
         place.write_json(PREPARATION, built.about)
     try:
         return simulate(
@@ -114,6 +114,14 @@ def run_experiment(
         if place is not None and fresh and not place.history.exists():
             shutil.rmtree(place.path)
         raise
+
+
+def _settled(experiment: Experiment) -> dict[str, Any]:
+    """The settings, with the path of a user's data as any working directory would find it."""
+    table = experiment.to_table()
+    if "path" in table["data"]:
+        table["data"]["path"] = str(Path(table["data"]["path"]).expanduser().resolve())
+    return table
 
 
 def experiment_of(folder: str | os.PathLike) -> Experiment:

@@ -71,10 +71,7 @@ class StageAveraged(StagewiseProximal):
     keep: ClassVar[tuple[str, ...]] = ("center", "sum_x", "sum_y", "count")
 
     def init_client(self, problem: Problem, down: Point, batch: Draw | None) -> Client:
-        none = torch.zeros((), dtype=down.x.dtype, device=down.x.device)
-        return Client(
-            down.x, down.y, down.x, torch.zeros_like(down.x), torch.zeros_like(down.y), none
-        )
+        return _beginning(down)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         hooks: dict[str, Any] = {}
@@ -88,7 +85,7 @@ class StageAveraged(StagewiseProximal):
         return Client(down.x, down.y, *client)
 
     def receive_center(self, down: Point, client: Any, clock: Clock) -> Client:
-        return self.receive(down, client._replace(center=down.x), clock)
+        return _beginning(down)
 
     def local_step(
         self, problem: Problem, down: Point, client: Client, batch: Draw, clock: Clock
@@ -100,11 +97,13 @@ class StageAveraged(StagewiseProximal):
         return Client(x, y, client.center, client.sum_x + x, client.sum_y + y, client.count + 1)
 
     def send_average(self, down: Point, client: Client, clock: Clock) -> tuple[Point, Client]:
-        """At the end of a stage the average over its steps travels in the place of the last
-        point."""
+        """At the end of a stage its average travels in the place of the last point."""
         average = Point(client.sum_x / client.count, client.sum_y / client.count)  # Alg. 2: Return
-        return average, client._replace(
-            sum_x=torch.zeros_like(client.sum_x),
-            sum_y=torch.zeros_like(client.sum_y),
-            count=torch.zeros_like(client.count),
-        )
+        return average, client
+
+
+def _beginning(down: Point) -> Client:
+    """A client at the beginning of a stage: a new centre, and nothing summed yet."""
+    count = torch.zeros((), dtype=down.x.dtype, device=down.x.device)
+    none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
+    return Client(down.x, down.y, down.x, none.x, none.y, count)

@@ -107,7 +107,8 @@ class Folder:
         schema = Schema(columns, self.label, positive, negative, tuple(self.missing))
         sites = [site(raw, schema) for raw in raws]
         check_alike(sites)
-        return Reading(sites, notes + label_notes + absent(sites, schema), schema)
+        notes += label_notes + absent(sites, schema) + _rather_ids(raws, columns, markers)
+        return Reading(sites, notes, schema)
 
     def _look(self, column: str, raws: list[Raw], markers: set[str]) -> list[_Look]:
         there = [raw for raw in raws if column in raw.cells]
@@ -288,6 +289,22 @@ def _kind_differences(looks: dict[str, list[_Look]]) -> list[str]:
                     "`missing`, or name the column in `categorical`"
                 )
     return found
+
+
+def _rather_ids(raws: Sequence[Raw], columns: Sequence[Column], markers: set[str]) -> list[str]:
+    """A note for every column that has another whole number in each row, as an identifier has."""
+    notes = []
+    for column in columns:
+        if column.kind == "text" or min(len(raw.lines) for raw in raws) < 20:
+            continue
+        held = [numbers(raw.cells[column.name], markers) for raw in raws]
+        whole = all(np.array_equal(v, np.round(v)) and len(np.unique(v)) == len(v) for v in held)
+        if whole:
+            notes.append(
+                f"column {column.name!r} has another whole number in every row: if it is an "
+                "identifier, name it in `drop`"
+            )
+    return notes
 
 
 def _refuse(differences: list[str], advice: str = "make them equal") -> None:

@@ -21,6 +21,7 @@ from fedminimax.engine.work import (
     bad_field,
     bytes_of,
     keeping,
+    kept_type,
     mean,
     stack,
 )
@@ -122,7 +123,7 @@ def play_round(federation: Federation, state: State, store: Store, executor: Exe
         cost += meet(federation, store, cohort, down, clock)
         kept = store.load(cohort) if kept is None else kept
         last = number == len(phases) - 1
-        leave = algorithm.keep if last else algorithm.keep + algorithm.carry
+        leave = kept_type(algorithm.keep if last else algorithm.keep + algorithm.carry)
         draws = federation.draws(phase, cohort, iteration, int(steps.max()))
         work = Work(federation.problem, phase, kept, leave, down, draws, clock, cohort, steps)
         result = executor.run(work)
@@ -133,7 +134,7 @@ def play_round(federation: Federation, state: State, store: Store, executor: Exe
             where = find_non_finite(work) or f"non-finite {bad} at {at_the_server(clock)}"
             raise NonFiniteError(f"{where}: lower the learning rate, or look at that client's data")
         server, kept = new, result.kept
-        store.save(cohort, keeping(algorithm.keep, kept))
+        store.save(cohort, keeping(kept_type(algorithm.keep), kept))
         if phase.data == "minibatch":
             drawn = max(drawn, work.most_steps)
         cost += phase_cost(work, result.up)
@@ -153,7 +154,8 @@ def meet(federation: Federation, store: Store, cohort: np.ndarray, down: Any, cl
         draw = None if draws is None else draws.client(position, 0, problem.depth)
         rows += 0 if draws is None else draws.rows_used(position)
         try:
-            made.append(keeping(algorithm.keep, algorithm.init_client(problem, down, draw)))
+            client_state = algorithm.init_client(problem, down, draw)
+            made.append(keeping(kept_type(algorithm.keep), client_state))
         except Exception as error:
             where = f"round {int(clock.round)}, client {client}, first state"
             raise ClientError(f"{where}: {error}") from error

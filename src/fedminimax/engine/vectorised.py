@@ -50,7 +50,7 @@ class Vectorised:
 
 
 def run_stacked(work: Work) -> Result:
-    """A whole phase of the cohort, as one function of tensors: it also compiles into one graph."""
+    """A whole phase of the cohort; all that depends on the method is a function of tensors."""
     steps = torch.from_numpy(work.steps)
     clock = work.clock._replace(steps=steps.to(torch.float64), client=torch.from_numpy(work.cohort))
     started = vmap(lambda kept, clock: begin(work, kept, clock), in_dims=(0, _CLOCK))

@@ -34,7 +34,7 @@ class Work:
     problem: Problem
     phase: Phase
     kept: Any  # a NamedTuple of the fields that clients have from before
-    leave: tuple[str, ...]  # the fields that clients are to keep after it
+    leave: type  # the NamedTuple of the fields that clients are to keep after it
     down: Any
     draws: Draws
     clock: Clock  # `step`, `steps` and `client` are filled in per client and step
@@ -90,8 +90,8 @@ def finish(work: Work, client: Any, clock: Clock) -> Result:
     return Result(up, keeping(work.leave, client))
 
 
-def keeping(fields: tuple[str, ...], client: Any) -> Any:
-    return kept_type(fields)(*(getattr(client, field) for field in fields))
+def keeping(kind: Any, client: Any) -> Any:
+    return kind(*(getattr(client, field) for field in kind._fields))
 
 
 def at_step(clock: Clock, number: int | Tensor) -> Clock:

@@ -62,9 +62,3 @@ class Quadratic(Problem):
         return super().evaluate(point, ask) | {
             name: float(value) for name, value in measures.items()
         }
-
-
-def quadratic_rows(clients: int, dimension: int, spread: float, **options: Any) -> list[tuple]:
-    from fedminimax.data.synthetic import QuadraticData
-
-    return QuadraticData(clients, dimension, spread, **options).client_rows()

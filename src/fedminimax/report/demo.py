@@ -28,7 +28,7 @@ from fedminimax.experiment import make_problem, run_experiment
 from fedminimax.report.tables import bytes_text
 
 ROUNDS = 60
-WIDTH = 132
+WIDTH = 138
 # The rates are the best of 0.1, 0.5 and 2 by validation AUC, over both settings.
 FEDERATED = {
     "FedAvg (cross-entropy)": ("cross_entropy", {"name": "fedavg", "lr": 2.0}),
@@ -53,6 +53,8 @@ class Result(NamedTuple):
 def demo(folder: Path, splits: int = 5) -> int:
     if splits < 2:
         raise ValueError(f"splits is {splits}; give at least 2, so that a spread can be shown")
+    if folder.exists():
+        raise ValueError(f"{folder} is there already: give another folder, or none")
     console = Console(width=max(WIDTH, Console().width))  # a narrower table is no table
     console.print(
         f"Four hospitals, {splits} random splits of their patients, {ROUNDS} rounds of 8 local "

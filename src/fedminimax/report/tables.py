@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fedminimax.config import CHOICES, described
+from fedminimax.config import CHOICES, described, options_of
 from fedminimax.engine.simulate import Run
 
 
@@ -47,6 +47,16 @@ def list_table(section: str) -> Table:
     return table
 
 
+def options_table(section: str, name: str) -> Table:
+    """The keys of one class, with their defaults."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("key")
+    table.add_column("default")
+    for key, default in options_of(CHOICES[section][name], section).items():
+        table.add_row(key, default)
+    return table
+
+
 def ranked(runs: Sequence[Compared]) -> list[Compared]:
     """The best first, judged on validation rows where there are any."""
     metric, larger = _common_metric(runs)
@@ -56,10 +66,12 @@ def ranked(runs: Sequence[Compared]) -> list[Compared]:
 def compare_table(runs: Sequence[Compared]) -> Table:
     """Runs side by side, in the order given."""
     metric, larger = _common_metric(runs)
-    split = "validation" if "validation" in runs[0].run.history[-1] else "train"
+    held = runs[0].run.history[-1]
+    split = next(s for s in ("validation", "test", "train") if s in held)
     title = f"{metric} ({'higher' if larger else 'lower'} is better)"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("run", "method", "problem", "rounds", split, "test", "gradients", "up", "down"):
+    splits = [split] if split == "test" or "test" not in held else [split, "test"]
+    for heading in ("run", "method", "problem", "rounds", *splits, "gradients", "up", "down"):
         if heading in ("run", "method", "problem"):
             table.add_column(heading, overflow="fold")
         else:
@@ -71,8 +83,7 @@ def compare_table(runs: Sequence[Compared]) -> Table:
             entry.method,
             entry.problem,
             str(last["round"]),
-            number_text(last.get(split, {}).get(metric)),
-            number_text(last.get("test", {}).get(metric)),
+            *(number_text(last.get(s, {}).get(metric)) for s in splits),
             str(last["gradients"]),
             bytes_text(last["bytes_up"]),
             bytes_text(last["bytes_down"]),
