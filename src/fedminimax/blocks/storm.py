@@ -1,0 +1,20 @@
+"""STORM: a running average of gradients that is moved along with the point, so that it needs no
+large batches."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def storm(estimate: Tensor, new: Tensor, old: Tensor, rate: Tensor | float) -> Tensor:
+    """The estimate at the new point, from gradients at the new and the old one on the same rows.
+
+        estimate <- new + (1 - rate) * (estimate - old)
+
+    With rate 1 it is the plain gradient; with rate 0 a sum of differences that never forgets.
+
+    >>> import torch
+    >>> storm(torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([2.0]), 0.5)
+    tensor([2.5000])
+    """
+    return new + (1 - rate) * (estimate - old)
