@@ -1,0 +1,123 @@
+"""What fair classification and group DRO share: a dual that weighs the losses of groups of rows."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedminimax.blocks.projections import simplex
+from fedminimax.problems._classifier import Classifier, one_hot, worst
+from fedminimax.types import Ask, Batch, Point
+
+MOST_GROUPS = 10_000
+
+
+class WorstGroup(Classifier):
+    """min over x, max over y on the simplex of sum_g y_g F_g(x), F_g the mean loss of group g.
+
+    With q_g the federation's share of rows of group g, sum_k w_k q_gk, asked from the clients
+    before round 0, a batch of client k gives
+
+        f_k(x, y) = sum_g y_g / q_g * mean over rows of ( loss(row) [row is of group g] )
+
+    whose weighted mean over clients is exactly sum_g y_g F_g, and whose gradients on a random
+    batch are unbiased, however the groups are spread over the clients. A group that is absent from
+    a batch contributes 0. (The mean over the group's rows in the batch would be biased: a group
+    would count by how many batches and clients have it, not once.)
+    """
+
+    word, words = "group", "groups"  # what groups are called in measures and messages
+
+    def __init__(self, module: nn.Module, groups: int):
+        super().__init__(module)
+        if not isinstance(groups, int) or groups < 1:
+            raise ValueError(f"the number of {self.words} is {groups!r}; give at least 1")
+        if groups > MOST_GROUPS:
+            raise ValueError(
+                f"a weight for each of {groups} {self.words} travels with every message: it is "
+                f"refused beyond {MOST_GROUPS}; merge some of them"
+            )
+        self.groups = groups
+        self.shares: tuple[float, ...] | None = None
+
+    @abstractmethod
+    def group(self, batch: Batch) -> Tensor:
+        """The number of each row's group."""
+
+    def start(self) -> Point:
+        weights = self.network.start()
+        return Point(weights, weights.new_full((self.groups,), 1 / self.groups))
+
+    def project_y(self, y: Tensor, /) -> Tensor:
+        return simplex(y)
+
+    def prepare(self, ask: Ask) -> WorstGroup:
+        outside = float(ask.sum("group_outside")[0])
+        if outside:
+            raise ValueError(
+                f"{int(outside)} training rows have a {self.word} that is not one of "
+                f"0 .. {self.groups - 1}: number them so, or give another number of {self.words}"
+            )
+        (shares,) = ask.mean("group_shares")
+        if absent := (shares <= 0).nonzero().flatten().tolist():
+            raise ValueError(
+                f"no client has training rows of {self.word} {absent[0]}: it has no loss to weigh; "
+                f"leave such {self.words} out of the count"
+            )
+        known = copy.copy(self)
+        known.shares = tuple(shares.tolist())
+        return known
+
+    def members(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        return one_hot(self.group(batch), self.groups, dtype)
+
+    def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        if self.shares is None:
+            raise ValueError(f"the shares of the {self.words} are not known yet: call prepare")
+        losses = self.losses(value, batch.features, batch)
+        weighted = y / torch.tensor(self.shares, dtype=y.dtype, device=y.device)
+        # Each row looks up its group's weight: no table of rows by groups times losses.
+        return batch.mean(losses * (self.members(batch, losses.dtype) @ weighted))
+
+    def answer(
+        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
+        if question == "group_shares":
+            return (batch.mean(self.members(batch, batch.weight.dtype)),)
+        if question == "group_outside":
+            return ((1 - self.members(batch, batch.weight.dtype).sum(1)).sum().reshape(1),)
+        if question == "group_losses":
+            members = self.members(batch, batch.weight.dtype)
+            losses = self.losses(vectors[0], batch.features, batch)
+            return (losses @ members.to(losses.dtype),)
+        if question == "group_counts":
+            moments = self.network_moments(vectors)
+            right = self.correct(vectors[0], moments, batch.features, batch.labels)
+            members = self.members(batch, right.dtype)
+            return right @ members, members.sum(0)
+        return super().answer(question, vectors, batch)
+
+    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+        """The loss, accuracy over all rows, and accuracy and loss of the worst group; groups
+        without rows in this split are left out."""
+        right, count = ask.sum("group_counts", *self.at(point, moments))
+        (losses,) = ask.sum("group_losses", point.x, point.y)
+        seen = (count > 0).nonzero().flatten().tolist()
+        names = [self.named(group, ask) for group in seen]
+        accuracies = [float(right[g] / count[g]) for g in seen]
+        means = [float(losses[g] / count[g]) for g in seen]
+        worst_name, least = worst(names, accuracies)
+        return super().evaluate(point, ask, moments) | {
+            "accuracy": float(right.sum() / count.sum()),
+            f"worst_{self.word}_accuracy": least,
+            f"worst_{self.word}": worst_name,
+            f"worst_{self.word}_loss": max(means),
+            f"{self.word}_accuracies": dict(zip(names, accuracies, strict=True)),
+        }
+
+    def named(self, group: int, ask: Ask) -> str:
+        return str(group)

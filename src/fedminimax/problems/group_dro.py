@@ -1,0 +1,57 @@
+"""Agnostic learning, or group DRO, over sites: a network for the site that fares worst."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedminimax.problems._groups import WorstGroup
+from fedminimax.types import Ask, Batch
+
+
+class GroupDRO(WorstGroup):
+    """Worst-site risk: min over network weights, max over site weights on the simplex.
+
+    min over x, max over y of sum_s y_s F_s(x), where F_s is the mean cross-entropy of the rows of
+    site s (Mohri et al. 2019; Sagawa et al. 2020). A row's third column is the number of its site,
+    0 .. sites - 1 (`numbered` adds it). When each client is one site and clients weigh the same,
+    client k of N has f_k(x, y) = N y_k loss_k(x); a site may also be spread over clients, or a
+    client hold several. Measures: accuracy, and loss and accuracy of the worst site.
+    """
+
+    word, words = "site", "sites"
+
+    def __init__(self, module: nn.Module, sites: int):
+        super().__init__(module, sites)
+
+    def group(self, batch: Batch) -> Tensor:
+        if len(batch.rows) < 3:
+            raise ValueError(
+                "rows have no column with the number of their site: give (features, labels, "
+                "number), as `numbered` does"
+            )
+        return batch.rows[2].long()
+
+    def named(self, group: int, ask: Ask) -> str:
+        """A site goes by its client's name when each client is a site."""
+        return ask.names[group] if len(ask.names) == self.groups else str(group)
+
+
+def numbered(clients: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The rows of each client with its number as a further column.
+
+    >>> numbered([(np.ones((2, 1)), np.zeros(2)), (np.ones((1, 1)), np.ones(1))])[1][2]
+    array([1])
+    """
+
+    def column(rows: Sequence[Any], number: int) -> Any:
+        size = len(rows[0])
+        if isinstance(rows[0], Tensor):
+            return torch.full((size,), number)
+        return np.full(size, number)
+
+    return [(*rows, column(rows, number)) for number, rows in enumerate(clients)]

@@ -1,0 +1,136 @@
+"""A GAN whose players are both networks: one makes images, the other tells them from real ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedminimax.blocks.projections import ball
+from fedminimax.problems.network import Network
+from fedminimax.random import generator as random_numbers
+from fedminimax.types import Ask, Batch, Point, Problem
+
+
+class ImageGAN(Problem):
+    """A generative adversarial network on images: x is the generator's weights, y the critic's.
+
+    A row is a pair (image, noise). With D the critic's number for an image and G the generator's
+    image for a noise vector, the one function that x minimises and y maximises is
+
+        mean of D(image) - D(G(noise))  -  penalty |y|^2                        "wasserstein"
+        mean of log s(D(image)) + log(1 - s(D(G(noise))))  -  penalty |y|^2     "logistic"
+
+    s the sigmoid, and |y| <= radius: without a bound a Wasserstein critic of several layers grows
+    for ever. (The popular non-saturating loss gives the players two functions, so it is no minimax
+    problem.) The noise is a column of the rows (`with_noise`), so that a batch is all that a step
+    depends on. Measures: squared distances of the mean and of the standard deviation of pixels
+    between real and generated images.
+    """
+
+    monitor = "mean_distance"
+
+    def __init__(
+        self,
+        generator: nn.Module,
+        critic: nn.Module,
+        form: Literal["wasserstein", "logistic"] = "wasserstein",
+        penalty: float = 1e-3,
+        radius: float = 10.0,
+    ):
+        self.network, self.critic = Network(generator), Network(critic)
+        if form not in ("wasserstein", "logistic"):
+            raise ValueError(f'form is {form!r}; give "wasserstein" or "logistic"')
+        if not 0 <= penalty < math.inf or not 0 < radius < math.inf:
+            raise ValueError(
+                f"penalty is {penalty!r} and radius {radius!r}; give a number of at least 0, and "
+                "one above 0"
+            )
+        if self.network.has_norms or self.critic.has_norms:
+            raise ValueError(
+                "a GAN's batch normalisation would mix the images of a batch, real or made: use "
+                "GroupNorm or LayerNorm"
+            )
+        self.form, self.penalty, self.radius = form, penalty, radius
+        self.critic_text = self.critic.text
+        self._project = ball(radius)
+
+    def start(self) -> Point:
+        return Point(self.network.start(), self._project(self.critic.start()))
+
+    def project_y(self, y: Tensor, /) -> Tensor:
+        return self._project(y)
+
+    def made(self, x: Tensor, batch: Batch) -> Tensor:
+        images, noise = batch.rows
+        made = self.network(x, noise)
+        if made[0].numel() != images[0].numel():
+            raise ValueError(
+                f"the generator makes {made[0].numel()} pixels, but an image has "
+                f"{images[0].numel()}: end it with as many outputs"
+            )
+        return made.reshape(images.shape)
+
+    def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        made = self.critic(y, self.made(value, batch)).reshape(-1)
+        real = self.critic(y, batch.rows[0]).reshape(-1)
+        if self.form == "wasserstein":
+            told = real - made
+        else:
+            told = F.logsigmoid(real) + F.logsigmoid(-made)
+        return batch.mean(told) - self.penalty * (y @ y)
+
+    def start_from(self, module: nn.Module) -> Tensor:
+        given = Network(module)
+        if given.length != self.network.length:
+            raise ValueError(
+                f"the module to start from has {given.length} weights, the generator "
+                f"{self.network.length}: give a generator of the same architecture"
+            )
+        return given.start()
+
+    def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
+        """The generator."""
+        return self.network.module(point.x)
+
+    def answer(
+        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
+        if question != "pixels":
+            return super().answer(question, vectors, batch)
+        sets = (batch.rows[0].flatten(1), self.made(vectors[0], batch).flatten(1))
+        # In double precision: a variance is a small difference of the two.
+        return tuple(batch.mean(v.double()) for images in sets for v in (images, images**2))
+
+    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+        real, real2, made, made2 = ask.mean("pixels", point.x)
+        spread = [(s - m * m).clamp(min=0).sqrt() for m, s in ((real, real2), (made, made2))]
+        return super().evaluate(point, ask) | {
+            "mean_distance": float((real - made).square().mean()),
+            "spread_distance": float((spread[0] - spread[1]).square().mean()),
+        }
+
+
+def with_noise(clients: Sequence[Any], size: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Rows (image, noise) from each client's images; a row keeps its noise throughout a run."""
+    rows = []
+    for number, images in enumerate(clients):
+        images = torch.as_tensor(images)
+        noise = random_numbers(seed, "noise", number).standard_normal((len(images), size))
+        rows.append((images, torch.from_numpy(noise).to(images.dtype)))
+    return rows
+
+
+def small_networks(shape: tuple[int, ...], noise: int = 8, width: int = 32, seed: int = 0):
+    """A generator and a critic of one hidden layer each, for images of that shape with pixels in
+    [-1, 1]."""
+    pixels = math.prod(shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = [nn.Linear(noise, width), nn.Tanh(), nn.Linear(width, pixels), nn.Tanh()]
+        told = [nn.Flatten(), nn.Linear(pixels, width), nn.Tanh(), nn.Linear(width, 1)]
+        return nn.Sequential(*made, nn.Unflatten(1, shape)), nn.Sequential(*told)

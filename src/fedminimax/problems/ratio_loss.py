@@ -1,0 +1,65 @@
+"""Ratio loss: cross-entropy in which the rarer class counts more."""
+
+from __future__ import annotations
+
+import copy
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedminimax.problems.cross_entropy import CrossEntropy
+from fedminimax.types import Ask, Batch
+
+
+class RatioLoss(CrossEntropy):
+    """Ratio loss for a network with one logit: cross-entropy times a weight per class.
+
+    A row of class c counts alpha_c = base + slope * min(R_c, 5000) (Wang et al., AAAI 2021: 1 and
+    0.1). With LocalSGDM it is the LocalSGDM_RL of papers/local-scgdam.txt. Wang et al. estimate
+    R_c, round by round, from the last layer's rows for class c, of which a single logit has none;
+    here it is the declared proxy R_+ = N_- / N_+ and R_- = N_+ / N_-, from the federation's counts,
+    asked before round 0.
+    """
+
+    cap = 5000.0
+
+    def __init__(
+        self, module: nn.Module, base: float = 1.0, slope: float = 0.1, least_per_bin: int = 0
+    ):
+        super().__init__(module, least_per_bin)
+        if not base >= 0 or not slope >= 0 or base + slope == 0:
+            raise ValueError(
+                f"base is {base!r} and slope {slope!r}; give numbers of at least 0, not both 0"
+            )
+        self.base, self.slope = base, slope
+        self.class_weights: tuple[float, float] | None = None  # of negatives, of positives
+
+    def prepare(self, ask: Ask) -> RatioLoss:
+        negative, positive = (float(count) for count in ask.sum("class_counts"))
+        if not negative or not positive:
+            raise ValueError(
+                "the clients' training rows are of one class only "
+                f"({int(negative)} negative, {int(positive)} positive): a ratio needs two"
+            )
+        ratios = (positive / negative, negative / positive)
+        known = copy.copy(self)
+        lower, upper = (self.base + self.slope * min(ratio, self.cap) for ratio in ratios)
+        known.class_weights = (lower, upper)
+        return known
+
+    def answer(
+        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
+        if question == "class_counts":
+            positive = (batch.labels > 0).to(batch.weight.dtype)
+            return (1 - positive).sum(), positive.sum()
+        return super().answer(question, vectors, batch)
+
+    def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        if self.class_weights is None:
+            raise ValueError("the counts of the classes are not known yet: call prepare first")
+        negative, positive = self.class_weights
+        logits = self.raw_scores(value, batch)
+        target = (batch.labels > 0).to(logits.dtype)
+        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        return batch.mean((positive * target + negative * (1 - target)) * losses)
