@@ -1,0 +1,226 @@
+"""Several methods on one problem, from one file: tuned alike, repeated, and set side by side.
+
+Beside the sections of an experiment, such a file has
+
+    [methods.LABEL]     a method (name and options) for each line of the table
+    [compare]           below = 1e-3      count the rounds until the metric is below (or above) this
+                        repeats = 5       seeds
+                        metric = "..."    if not the problem's own
+    [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on the first seed
+    [vary]              "problem.tau" = [1, 10]      a table of lines for each value
+
+Every run has a folder, so an interrupted comparison goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.progress import track
+
+from fedminimax.config import CHOICES, ConfigError, Experiment, changed, read_toml, suggest
+from fedminimax.experiment import experiment_of, load, resume, run_experiment, settled
+from fedminimax.report.tables import bytes_text, number_text
+
+Change = tuple[tuple[str, Any], ...]  # such as (("method.lr", 0.1),)
+OWN = ("methods", "compare", "grid", "vary")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the runs of a comparison are judged."""
+
+    metric: str
+    larger: bool
+    target: float | None = None
+    repeats: int = 1
+
+    def reached(self, history: list[dict[str, Any]]) -> float:
+        """The first evaluated round at which the metric is good enough; infinity if none is."""
+        for record in history:
+            value = self.value(record)
+            good = value is not None and self.target is not None
+            if good and (value >= self.target if self.larger else value <= self.target):  # type: ignore[operator]
+                return record["round"]
+        return math.inf
+
+    def value(self, record: dict[str, Any]) -> float | None:
+        split = next(s for s in ("validation", "train", "test") if s in record)
+        value = record[split].get(self.metric)
+        return value if value is not None and math.isfinite(value) else None
+
+    def badness(self, history: list[dict[str, Any]], finished: bool) -> tuple[float, float]:
+        """Smaller is better: rounds to the target first, then the last value."""
+        last = self.value(history[-1]) if finished else None
+        if last is None:
+            return math.inf, math.inf
+        return self.reached(history), -last if self.larger else last
+
+
+class Job(NamedTuple):
+    """One run of a comparison."""
+
+    varied: Change
+    label: str
+    chosen: Change
+    seed: int
+
+
+class Line(NamedTuple):
+    """One line of the table: a method, with what was chosen for it, over all seeds."""
+
+    varied: Change
+    label: str
+    chosen: Change
+    rounds: list[float]
+    values: list[float | None]
+    gradients: int
+    bytes_up: int
+    exchanges: int
+
+
+class Comparison:
+    """The experiments that a file describes."""
+
+    def __init__(self, path: Path):
+        table = read_toml(path)
+        if not table.get("methods"):
+            raise ConfigError(f"{path} has no [methods.LABEL]: add one for each method to compare")
+        self.base = {name: part for name, part in table.items() if name not in OWN}
+        self.methods: dict[str, Any] = table["methods"]
+        self.grid: dict[str, list] = table.get("grid", {})
+        self.vary: dict[str, list] = table.get("vary", {})
+        self.plan = self._plan(table.get("compare", {}))
+
+    def _plan(self, given: dict[str, Any]) -> Plan:
+        known = ("metric", "below", "above", "repeats")
+        for key in given:
+            if key not in known:
+                raise ConfigError(f"[compare] has no key {key!r}; {suggest(key, known)}")
+        first = self.experiment(Job((), next(iter(self.methods)), (), 0))
+        problem = CHOICES["problem"][first.problem.name]
+        metric = given.get("metric", problem.monitor)
+        larger = "above" in given or ("below" not in given and problem.larger_is_better)
+        return Plan(metric, larger, given.get("above", given.get("below")), given.get("repeats", 1))
+
+    def experiment(self, job: Job) -> Experiment:
+        table = {**self.base, "method": self.methods[job.label]}
+        for name, value in (*job.varied, *job.chosen, ("run.seed", job.seed)):
+            section, _, key = name.partition(".")
+            table = {**table, section: {**table.get(section, {}), key: value}}
+        return Experiment.from_table(changed(table, []))
+
+    def variations(self) -> Iterator[Change]:
+        yield from _choices(self.vary)
+
+    def candidates(self, label: str) -> list[Change]:
+        """All points of the grid, over the options that this method has."""
+        known = CHOICES["method"][self.methods[label]["name"]].__dataclass_fields__
+        own = {k: v for k, v in self.grid.items() if k.removeprefix("method.") in known}
+        return list(_choices(own))
+
+
+def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Line]]:
+    """All runs of a comparison; each has a folder below `folder`."""
+    comparison = Comparison(path)
+    pairs = [(v, label) for v in comparison.variations() for label in comparison.methods]
+    trials = [
+        Job(varied, label, chosen, 0)
+        for varied, label in pairs
+        for chosen in comparison.candidates(label)
+    ]
+    tuned = dict(zip(trials, _run_all(comparison, trials, folder, workers), strict=True))
+    best: dict[tuple[Change, str], Change] = {}
+    for varied, label in pairs:
+        own = [trial for trial in trials if (trial.varied, trial.label) == (varied, label)]
+        scored = {trial.chosen: tuned[trial][0] for trial in own}
+        best[varied, label] = min(scored, key=lambda chosen: scored[chosen])
+    seeds = range(comparison.plan.repeats)
+    repeats = [Job(v, label, best[v, label], seed) for v, label in pairs for seed in seeds]
+    results = dict(zip(repeats, _run_all(comparison, repeats, folder, workers), strict=True))
+    lines = []
+    for varied, label in pairs:
+        same = [job for job in repeats if (job.varied, job.label) == (varied, label)]
+        histories = [results[job][1] for job in same]
+        last = histories[0][-1]
+        lines.append(
+            Line(
+                varied,
+                label,
+                best[varied, label],
+                [comparison.plan.reached(history) for history in histories],
+                [comparison.plan.value(history[-1]) for history in histories],
+                last["gradients"],
+                last["bytes_up"],
+                last["exchanges"],
+            )
+        )
+    return comparison, lines
+
+
+def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
+    """The table as a document, with the command that makes it."""
+    plan = comparison.plan
+    heads = [*comparison.vary, "method", *comparison.grid]
+    if plan.target is not None:
+        sign = ">=" if plan.larger else "<="
+        heads.append(f"rounds to {plan.metric} {sign} {plan.target:g}")
+    heads += [f"last {plan.metric}", "gradients", "up", "exchanges"]
+    text = [f"Made by `fedminimax compare {path}`; median and range over {plan.repeats} seeds.", ""]
+    text += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for line in lines:
+        chosen = dict(line.chosen)
+        cells = [f"{value:g}" for _, value in line.varied] + [line.label]
+        cells += [f"{chosen[key]:g}" if key in chosen else "" for key in comparison.grid]
+        if plan.target is not None:
+            cells.append(_range(line.rounds))
+        cells.append(_range([math.inf if v is None else v for v in line.values]))
+        cells += [str(line.gradients), bytes_text(line.bytes_up), str(line.exchanges)]
+        text.append("| " + " | ".join(cells) + " |")
+    return "\n".join(text) + "\n"
+
+
+def _range(values: list[float]) -> str:
+    middle, low, high = statistics.median(values), min(values), max(values)
+    shown = [number_text(v) if math.isfinite(v) else "never" for v in (middle, low, high)]
+    return shown[0] if low == high else f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
+def _choices(lists: dict[str, list]) -> Iterator[Change]:
+    for values in itertools.product(*lists.values()):
+        yield tuple(zip(lists, values, strict=True))
+
+
+def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int) -> list:
+    """The score and history of every job, in order; jobs that have been done are only read."""
+    tasks = [(comparison.experiment(job), folder / _name(job), comparison.plan) for job in jobs]
+    if workers == 1:
+        return [_run_one(*task) for task in track(tasks, "running")]
+    # A fresh interpreter per worker: torch's threads do not survive a fork.
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        futures = [pool.submit(_run_one, *task) for task in tasks]
+        return [future.result() for future in track(futures, "running")]
+
+
+def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, list]:
+    if not (folder / "config.toml").exists():
+        run = run_experiment(experiment, folder)
+    elif experiment_of(folder).to_table() != Experiment.from_table(settled(experiment)).to_table():
+        raise ValueError(f"{folder} holds a run with other settings: delete it, or name another")
+    else:
+        run = load(folder) if (folder / "final.safetensors").exists() else resume(folder)
+    return plan.badness(run.history, run.outcome == "finished"), run.history
+
+
+def _name(job: Job) -> str:
+    parts = [f"{key.rpartition('.')[2]}={value:g}" for key, value in (*job.varied, *job.chosen)]
+    return "_".join([job.label.replace(" ", "-"), *parts, f"seed={job.seed}"])

@@ -1,0 +1,111 @@
+"""`fedminimax compare FILE.toml`: methods tuned alike, repeated, and set side by side."""
+
+import math
+
+import pytest
+
+from fedminimax import cli
+from fedminimax.config import ConfigError
+from fedminimax.experiment import load
+from fedminimax.report.comparison import Comparison, Plan, compare, markdown
+
+FILE = """
+[data]
+name = "quadratic"
+clients = 4
+dimension = 2
+[problem]
+name = "quadratic"
+[run]
+rounds = 12
+batch_size = 0
+evaluate_every = 1
+executor = "vectorised"
+[methods.plain]
+name = "local_sgda"
+local_steps = 4
+[methods.corrected]
+name = "codasca"
+proximal = 0.0
+local_steps = 4
+[grid]
+"method.lr" = [0.001, 0.05]
+[vary]
+"data.spread" = [1.0, 5.0]
+[compare]
+below = 0.5
+repeats = 2
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "both.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_each_method_is_tuned_over_its_own_options_and_repeated(file, tmp_path):
+    comparison, lines = compare(file, tmp_path / "runs", workers=1)
+    assert [(line.varied[0][1], line.label) for line in lines] == [
+        (1.0, "plain"),
+        (1.0, "corrected"),
+        (5.0, "plain"),
+        (5.0, "corrected"),
+    ]
+    for line in lines:
+        # LocalSGDA has no option `lr`; CODASCA's small one does not arrive in 12 rounds.
+        assert line.chosen == (() if line.label == "plain" else (("method.lr", 0.05),))
+        assert len(line.rounds) == len(line.values) == 2
+    folder = tmp_path / "runs" / "corrected_spread=5_lr=0.05_seed=1"
+    last = load(folder).history[-1]
+    assert lines[3].values[1] == last["train"]["distance"]
+    assert lines[3].rounds[0] == comparison.plan.reached(load(folder).history)
+    table = markdown(file, comparison, lines)
+    assert f"| 5 | corrected | 0.05 | {lines[3].rounds[0]:g} |" in table
+
+
+def test_what_is_done_is_not_done_again(file, tmp_path):
+    first = compare(file, tmp_path / "runs", workers=1)[1]
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("final.safetensors")}
+    assert len(stamps) == 2 * (1 + 2 + 2)  # tuning shares its first seed with the repeats
+    assert compare(file, tmp_path / "runs", workers=1)[1] == first
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
+
+
+def test_runs_of_other_settings_are_not_taken_for_these(file, tmp_path):
+    compare(file, tmp_path / "runs", workers=1)
+    file.write_text(FILE.replace("rounds = 12", "rounds = 13"))
+    with pytest.raises(ValueError, match="other settings: delete it"):
+        compare(file, tmp_path / "runs", workers=1)
+
+
+def test_rounds_to_a_target():
+    records = [{"round": r, "train": {"loss": v}} for r, v in enumerate([3.0, 2.0, math.nan, 0.5])]
+    assert Plan("loss", larger=False, target=2.0).reached(records) == 1
+    assert Plan("loss", larger=False, target=0.1).reached(records) == math.inf
+    assert Plan("loss", larger=True, target=3.0).reached(records) == 0
+    assert Plan("loss", larger=False).badness(records, finished=False) == (math.inf, math.inf)
+
+
+def test_the_command_writes_the_table_it_prints(file, tmp_path, capsys):
+    output = tmp_path / "deep" / "table.md"
+    arguments = ["compare", str(file), "--folder", str(tmp_path / "runs"), "-o", str(output)]
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out.endswith(output.read_text())
+    assert output.read_text().count("\n| ") == 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (FILE.replace("below", "bellow"), "did you mean 'below'"),
+        (FILE.split("[methods.plain]")[0], "has no \\[methods.LABEL\\]"),
+        (FILE.replace('"local_sgda"', '"local_sgdaa"'), "did you mean 'local_sgda'"),
+    ],
+)
+def test_mistakes_are_named(text, sentence, tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        Comparison(path)
