@@ -22,6 +22,10 @@ from fedminimax.blocks.schedules import Schedule
 Weights = Literal["uniform", "size"]
 
 
+class NonFiniteError(ValueError):
+    """A NaN or an infinity where a number is needed; the message says where."""
+
+
 class Point(NamedTuple):
     """The two players: `x` descends, `y` ascends. A problem without a maximisation has a `y` of
     length 0."""
@@ -189,7 +193,9 @@ class Problem(ABC):
             return (self.inner(int(vectors[1]), vectors[0], batch),)
         if question == "loss":
             return (self.outer(vectors[0], vectors[1], batch),)
-        raise ValueError(f"{type(self).__name__} does not answer the question {question!r}")
+        from fedminimax.problems import questions  # derivatives are taken one layer above
+
+        return questions.answer(self, question, vectors, batch)
 
     def moments(self, point: Point, ask: Ask) -> Tensor | None:
         """What evaluating at a point needs to know of the training rows: batch-norm moments."""
@@ -262,6 +268,10 @@ class Algorithm:
         for field in fields(self):
             check_rate(type(self).__name__, field.name, getattr(self, field.name))
 
+    def for_clients(self, count: int) -> Algorithm:
+        """The method for a run with that many clients."""
+        return self
+
     def init_server(self, problem: Problem, start: Point) -> Any:
         return start
 
@@ -319,7 +329,7 @@ class Algorithm:
 
 def check_rate(owner: str, name: str, value: Any) -> None:
     """A hyper-parameter that no method could use is refused where it is given."""
-    if name == "local_steps" or name.endswith("_rounds"):
+    if name == "local_steps" or name.endswith(("_rounds", "_batches")):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{owner}: {name} is {value!r}; give a whole number of at least 1")
     elif name == "lr" or name.endswith(("_lr", "_rate", "proximal")):

@@ -41,9 +41,6 @@ class StagewiseProximal(Algorithm):
     def steps(self, round: int, client: int) -> int:
         return grown(self.local_steps, self.local_steps_growth, self.stage(round))
 
-    def begins(self, round: int) -> bool:
-        return round == 0 or self.stage(round) != self.stage(round - 1)
-
     def ends(self, round: int) -> bool:
         return round == stage_of(round, self.stage_rounds, self.stage_growth).last_round
 
@@ -61,6 +58,7 @@ class Client(NamedTuple):
     sum_x: Tensor
     sum_y: Tensor
     count: Tensor
+    stage: Tensor  # that the fields above belong to
 
 
 @dataclass(frozen=True)
@@ -68,24 +66,31 @@ class StageAveraged(StagewiseProximal):
     """DSG+ (papers: CODA+, Alg. 2), the inner routine of CODA, CODA+ and NPA."""
 
     stage_output: Literal["average", "last"] = "average"
-    keep: ClassVar[tuple[str, ...]] = ("center", "sum_x", "sum_y", "count")
+    keep: ClassVar[tuple[str, ...]] = ("center", "sum_x", "sum_y", "count", "stage")
 
     def init_client(self, problem: Problem, down: Point, batch: Draw | None) -> Client:
-        return _beginning(down)
+        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
+        count = torch.zeros((), dtype=down.x.dtype, device=down.x.device)
+        return Client(down.x, down.y, down.x, none.x, none.y, count, torch.tensor(-1))
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        hooks: dict[str, Any] = {}
-        if self.begins(round):
-            hooks["receive"] = self.receive_center
         if self.ends(round) and self.stage_output == "average":
-            hooks["send"] = self.send_average
-        return (self.phase(**hooks),)
+            return (self.phase(send=self.send_average),)
+        return (self.phase(),)
 
     def receive(self, down: Point, client: Any, clock: Clock) -> Client:
-        return Client(down.x, down.y, *client)
-
-    def receive_center(self, down: Point, client: Any, clock: Clock) -> Client:
-        return _beginning(down)
+        # In its first round of a stage a client has a new centre, and has summed nothing yet.
+        new = client.stage != clock.stage
+        center = torch.where(new, down.x, client.center)
+        return Client(
+            down.x,
+            down.y,
+            center,
+            torch.where(new, 0.0, client.sum_x),
+            torch.where(new, 0.0, client.sum_y),
+            torch.where(new, 0.0, client.count),
+            clock.stage,
+        )
 
     def local_step(
         self, problem: Problem, down: Point, client: Client, batch: Draw, clock: Clock
@@ -94,16 +99,10 @@ class StageAveraged(StagewiseProximal):
         grad = self.proximal_gradients(problem, client, batch, clock)
         x = problem.project_x(client.x - lr * grad.x)  # Alg. 2: v_{t+1}
         y = problem.project_y(client.y + lr * grad.y)  # Alg. 2: alpha_{t+1}
-        return Client(x, y, client.center, client.sum_x + x, client.sum_y + y, client.count + 1)
+        sums = (client.sum_x + x, client.sum_y + y, client.count + 1)
+        return Client(x, y, client.center, *sums, client.stage)
 
     def send_average(self, down: Point, client: Client, clock: Clock) -> tuple[Point, Client]:
         """At the end of a stage its average travels in the place of the last point."""
         average = Point(client.sum_x / client.count, client.sum_y / client.count)  # Alg. 2: Return
         return average, client
-
-
-def _beginning(down: Point) -> Client:
-    """A client at the beginning of a stage: a new centre, and nothing summed yet."""
-    count = torch.zeros((), dtype=down.x.dtype, device=down.x.device)
-    none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-    return Client(down.x, down.y, down.x, none.x, none.y, count)

@@ -20,6 +20,7 @@ class Estimate(NamedTuple):
     sum_x: Tensor
     sum_y: Tensor
     count: Tensor
+    stage: Tensor
     statistics: Tensor
 
 

@@ -29,6 +29,7 @@ class Client(NamedTuple):
     center: Tensor  # v_0 of the stage
     control_x: Tensor  # c_v^k
     control_y: Tensor  # c_alpha^k
+    stage: Tensor  # that the three belong to
     sum_x: Tensor  # of the gradients used in this round
     sum_y: Tensor
 
@@ -61,11 +62,13 @@ class Codasca(StagewiseProximal):
     constant rate and no sets, and stays right otherwise. Alg. 4 does not say that a round begins at
     the server's point; it does here. A stage returns its last point, not that of a random round.
     `proximal` is the coefficient itself. The problem's sets, if any, are projected onto after each
-    move and after the server's.
+    move and after the server's. Means over clients are weighted as the run says (AUC: by size); the
+    paper's are even. With some clients away (allow_partial), the server's controls move by the
+    share that took part, and a client's centre is the first point that it gets in a stage.
     """
 
     server_lr: Rate = 1.0  # eta_g
-    keep: ClassVar[tuple[str, ...]] = ("center", "control_x", "control_y")
+    keep: ClassVar[tuple[str, ...]] = ("center", "control_x", "control_y", "stage")
     reference: ClassVar[str] = (
         "Yuan et al., Federated Deep AUC Maximization for Heterogeneous Data, ICML 2021, Alg. 3-4"
     )
@@ -75,29 +78,23 @@ class Codasca(StagewiseProximal):
 
     def init_client(self, problem: Problem, down: Down, batch: Draw | None) -> Client:
         none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, down.x, *none, *none)
+        return Client(down.x, down.y, down.x, *none, torch.tensor(-1), *none)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
         return server
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        hooks: dict[str, Any] = {}
-        if self.begins(round):
-            hooks["receive"] = self.receive_stage
-        if self.ends(round):
-            hooks["aggregate"] = self.end_stage
-        return (self.phase(**hooks),)
+        return (self.phase(aggregate=self.end_stage if self.ends(round) else self.aggregate),)
 
     def receive(self, down: Down, client: Any, clock: Clock) -> Client:
-        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(
-            down.x, down.y, client.center, client.control_x, client.control_y, none.x, none.y
+        # In its first round of a stage a client has a new centre and no controls (Alg. 4).
+        new = client.stage != clock.stage
+        center = torch.where(new, down.x, client.center)
+        control = Point(
+            torch.where(new, 0.0, client.control_x), torch.where(new, 0.0, client.control_y)
         )
-
-    def receive_stage(self, down: Down, client: Any, clock: Clock) -> Client:
-        """A stage begins: a new centre, and no controls."""
         none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, down.x, *none, *none)  # Alg. 4, initialisation
+        return Client(down.x, down.y, center, *control, clock.stage, *none)
 
     def local_step(
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
@@ -121,7 +118,11 @@ class Codasca(StagewiseProximal):
         lr = at(self.server_lr, clock)
         x = problem.project_x(server.x + lr * (mean.x - server.x))  # v_r
         y = problem.project_y(server.y + lr * (mean.y - server.y))  # alpha_r
-        return Server(x, y, mean.control_x, mean.control_y)
+        # With all clients the share is 1, and the controls are the paper's mean.
+        old, new = (server.control_x, server.control_y), (mean.control_x, mean.control_y)
+        share = clock.share
+        controls = [(1 - share) * c + share * m for c, m in zip(old, new, strict=True)]
+        return Server(x, y, *controls)
 
     def end_stage(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
         moved = self.aggregate(problem, server, mean, clock)

@@ -51,6 +51,7 @@ class RunFolder:
             old.unlink()
 
     def last_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
         for leftover in self.checkpoints.glob(".*.partial"):
             leftover.unlink()
         found = self.list_checkpoints()

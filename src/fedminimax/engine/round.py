@@ -26,11 +26,7 @@ from fedminimax.engine.work import (
     stack,
 )
 from fedminimax.random import distinct, key, words
-from fedminimax.types import Algorithm, Clock, Cost, Phase, Problem
-
-
-class NonFiniteError(ArithmeticError):
-    """The run met a NaN or an infinity; the message is the run's outcome."""
+from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,7 @@ class Federation:
         seed: int,
         cohort: int,
     ):
+        algorithm = algorithm.for_clients(len(clients))
         first = None
         if algorithm.init_batches:
             first = Sampler(clients, problem.depth, seed, "first", algorithm.init_batches)
@@ -84,9 +81,14 @@ class Federation:
             steps=int(steps.max()),
             replies=len(cohort),
             clients=len(self.clients),
-            share=float(self.weights[torch.from_numpy(cohort)].sum()),
+            share=self._share(cohort),
         )
         return clock, steps
+
+    def _share(self, cohort: np.ndarray) -> float:
+        if len(cohort) == len(self.clients):
+            return 1.0  # not the sum of rounded weights
+        return float(self.weights[torch.from_numpy(cohort)].sum())
 
     def draws(self, phase: Phase, cohort: np.ndarray, iteration: int, steps: int) -> Draws:
         if phase.data == "whole":

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.round import Federation, State
 from fedminimax.engine.trainer import Best, Plan, Trainer
+from fedminimax.metrics.optimality import check_names
 from fedminimax.types import Algorithm, Point, Problem
 
 
@@ -34,9 +35,14 @@ class Run:
     moments: Tensor | None = None  # batch-norm moments that belong to the point
     folder: RunFolder | None = None
 
-    def module(self) -> nn.Module:
-        """The trained module, with the batch-norm statistics of its weights, in evaluation mode."""
-        return self.problem.module(self.point, self.moments)
+    def module(self, best: bool = False) -> nn.Module:
+        """The trained module, with the batch-norm statistics of its weights, in evaluation mode;
+        that of the best validation round, or of the last."""
+        if not best:
+            return self.problem.module(self.point, self.moments)
+        if self.best is None:
+            raise ValueError("this run had no validation rows, so no round was its best")
+        return self.problem.module(self.best.point, self.best.moments)
 
 
 def simulate(
@@ -55,6 +61,7 @@ def simulate(
     start: Point | Tensor | nn.Module | None = None,
     allow_partial: bool = False,
     checkpoint_every: int | None = None,
+    measures: Sequence[str] = (),
     resume: bool = False,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_round: Callable[[int], None] | None = None,
@@ -73,10 +80,14 @@ def simulate(
     - start: a warm start: a point, the vector x, or a module with the weights to start from.
     - allow_partial: let a method that is defined for all clients run with some.
     - checkpoint_every: rounds between checkpoints; None: as often as evaluations.
+    - measures: optimality measures (metrics/optimality.py) to log with each evaluation, computed on
+      all training rows.
     - on_record, on_round: called with each record, and after each round.
     """
+    _check_kinds(problem, algorithm, clients)
     cohort = len(clients) if cohort is None else cohort
     _check_numbers(rounds, evaluate_every, checkpoint_every, stop_early, cohort, clients)
+    check_names(measures)
     _check_match(problem, algorithm, cohort < len(clients) and not allow_partial)
     if str(device or "cpu") != "cpu":
         raise ValueError(f"device is {device!r}; this version runs on the CPU: leave device out")
@@ -87,12 +98,15 @@ def simulate(
     problem = problem.prepare(ask)
     federation = Federation.of(problem, algorithm, clients, weights, seed, cohort)
     place = RunFolder(folder) if folder is not None else None
-    if place is not None and not (resume and place.path.exists()):
+    if place is not None and not resume:
         place.create()
+    elif place is not None and not place.path.exists():
+        raise ValueError(f"there is no folder {place.path} to resume from: leave resume out")
     every = checkpoint_every or evaluate_every
-    plan = Plan(rounds, evaluate_every, every, stop_early, on_record, on_round)
+    plan = Plan(rounds, evaluate_every, every, stop_early, tuple(measures), on_record, on_round)
     trainer = Trainer(federation, plan, place, _identity(federation, point))
-    state = State(0, 0, algorithm.init_server(problem, point), ask.cost)
+    server = federation.algorithm.init_server(problem, point)
+    state = State(0, 0, server, ask.cost)
     mapped = trainer.begin(state, executor, resume)
     try:
         trainer.train()
@@ -102,6 +116,14 @@ def simulate(
     trainer.save_final(moments)
     done = (trainer.history, trainer.outcome, trainer.state.round, trainer.best)
     return Run(problem, trainer.point, *done, moments, place)
+
+
+def _check_kinds(problem: Any, algorithm: Any, clients: Any) -> None:
+    given = {"problem": (problem, Problem), "algorithm": (algorithm, Algorithm)}
+    given["clients"] = (clients, Clients)
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} is a {type(value).__name__}; give a {kind.__name__}")
 
 
 def _check_numbers(
@@ -188,8 +210,20 @@ def _identity(federation: Federation, start: Point) -> str:
 
 
 def _settings(problem: Problem) -> dict[str, str]:
-    """The plain attributes of a problem, and its module's text."""
-    plain = (int, float, str, bool, tuple, type(None))
-    found = {k: repr(v) for k, v in sorted(vars(problem).items()) if isinstance(v, plain)}
+    """The problem's public attributes that are plain values or functions, and its module's text."""
+    found = {}
+    for name, value in sorted(vars(problem).items()):
+        values = value if isinstance(value, tuple) else (value,)
+        if not name.startswith("_") and all(isinstance(v, _PLAIN) or callable(v) for v in values):
+            found[name] = repr([_code(v) if callable(v) else v for v in values])
     network = getattr(problem, "network", None)
     return found if network is None else {**found, "module": network.text}
+
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+def _code(function: Any) -> str:
+    """What a function does, as far as can be told: its name and instructions, not its address."""
+    code = getattr(function, "__code__", None)
+    return f"{getattr(function, '__qualname__', '')} {code.co_code.hex() if code else ''}"

@@ -8,17 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.folder import RunFolder, environment
-from fedminimax.engine.round import Federation, NonFiniteError, State, play_round
+from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.store import Store
 from fedminimax.engine.trees import grown, leaves
 from fedminimax.engine.work import Executor, kept_type
-from fedminimax.types import Cost, Point
+from fedminimax.metrics.optimality import measure
+from fedminimax.types import Cost, NonFiniteError, Point
 
 FINISHED = "finished"
 
@@ -31,6 +33,7 @@ class Plan:
     evaluate_every: int
     checkpoint_every: int
     stop_early: int | None = None
+    measures: tuple[str, ...] = ()
     on_record: Callable[[dict[str, Any]], None] | None = None
     on_round: Callable[[int], None] | None = None
 
@@ -41,6 +44,7 @@ class Best(NamedTuple):
     round: int
     value: float
     point: Point
+    moments: Tensor | None = None
 
 
 class Trainer:
@@ -68,6 +72,8 @@ class Trainer:
         chosen: dict[str, Any] = {}
         if self.folder is not None and resume:
             chosen = self.folder.read_json("environment.json", missing={})
+            # Without an executor the run was stopped before its first round ended.
+            chosen = chosen if "executor" in chosen else {}
             saved = self.folder.last_checkpoint()
             if saved is not None:
                 self._restore(*saved)
@@ -76,24 +82,35 @@ class Trainer:
             chosen.get("executor", executor), chosen.get("threads", None)
         )
         self.recorded = bool(chosen) or self.folder is None
+        if self.folder is not None and not chosen:
+            self.folder.write_json("environment.json", environment())
         return self.executor
 
     def train(self) -> None:
         plan = self.plan
         if not self.history:
             self._evaluate()
+        chance = torch.random.get_rng_state()
         while self.state.round < plan.rounds and self.outcome == FINISHED:
             try:
                 self.state = play_round(self.federation, self.state, self.store, self.executor)
             except NonFiniteError as found:
                 self.outcome = str(found)
                 return
+            if not torch.equal(chance, torch.random.get_rng_state()):
+                raise ValueError(
+                    "the problem or the method drew torch's own random numbers, which no seed of "
+                    "the run decides: remove dropout and the like from its functions"
+                )
             self._record_executor()
             done = self.state.round
             if plan.on_round:
                 plan.on_round(done)
             if done % plan.evaluate_every == 0 or done == plan.rounds:
-                self._evaluate()
+                try:
+                    self._evaluate()
+                except NonFiniteError as found:
+                    self.outcome = f"no evaluation was possible at round {done}: {found}"
             stops = done == plan.rounds or self.outcome != FINISHED
             if self.folder is not None and (done % plan.checkpoint_every == 0 or stops):
                 self.folder.save_checkpoint(done, self._tensors(), self._about())
@@ -132,6 +149,10 @@ class Trainer:
             ask = SimulatedAsk(problem, federation.clients, split, federation.weights)
             record[split] = problem.evaluate(self.point, ask, moments)
             asked += ask.cost
+        if self.plan.measures:
+            ask = SimulatedAsk(problem, federation.clients, "train", federation.weights)
+            record["optimality"] = measure(self.plan.measures, problem, self.point, ask)
+            asked += ask.cost
         record["evaluation_bytes"] = asked.bytes_up + asked.bytes_down
         record["seconds"] = round(time.perf_counter() - self.begun, 3)
         self.history.append(record)
@@ -139,16 +160,21 @@ class Trainer:
             self.folder.append(record)
         if self.plan.on_record:
             self.plan.on_record(record)
-        self._compare(record.get("validation", {}).get(problem.monitor))
+        self._compare(record.get("validation", {}).get(problem.monitor), moments)
 
-    def _compare(self, value: float | None) -> None:
+    def _compare(self, value: float | None, moments: Tensor | None) -> None:
         """With the best so far, on validation rows."""
         problem = self.federation.problem
+        if value is None and self.plan.stop_early is not None:
+            raise ValueError(
+                f"stop_early waits for a better {problem.monitor}, but the validation rows have "
+                "none (one class only?): give others, or leave stop_early out"
+            )
         if value is None or not math.isfinite(value):
             return
         sign = 1 if problem.larger_is_better else -1
         if self.best is None or sign * value > sign * self.best.value:
-            self.best, self.waited = Best(self.state.round, value, self.point), 0
+            self.best, self.waited = Best(self.state.round, value, self.point, moments), 0
             return
         self.waited += 1
         if self.plan.stop_early is not None and self.waited >= self.plan.stop_early:
@@ -167,7 +193,10 @@ class Trainer:
     def _best_tensors(self) -> dict[str, Tensor]:
         if self.best is None:
             return {}
-        return {"best.x": self.best.point.x, "best.y": self.best.point.y}
+        tensors = {"best.x": self.best.point.x, "best.y": self.best.point.y}
+        if self.best.moments is not None:
+            tensors["best.moments"] = self.best.moments
+        return tensors
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -205,8 +234,15 @@ class Trainer:
             if owner != "best"
         }
         self.store = Store(self.store.fields, kept)
-        if about["best"] is not None:
-            round, value = about["best"]
-            self.best = Best(round, value, Point(tensors["best.x"], tensors["best.y"]))
+        self.best = best_of(tensors, about)
         self.waited, self.outcome = about["waited"], about["outcome"]
         self.begun = time.perf_counter() - about["seconds"]
+
+
+def best_of(tensors: dict[str, Tensor], about: dict[str, Any]) -> Best | None:
+    """The best evaluation, as a checkpoint or a result has it."""
+    if about["best"] is None:
+        return None
+    round, value = about["best"]
+    point = Point(tensors["best.x"], tensors["best.y"])
+    return Best(round, value, point, tensors.get("best.moments"))

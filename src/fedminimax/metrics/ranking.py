@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import average_precision_score
 
+from fedminimax.types import NonFiniteError
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -28,7 +30,7 @@ def scores_and_labels(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, Fla
         )
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
-        raise ValueError(
+        raise NonFiniteError(
             f"{bad.size} of {values.size} scores are not finite (the first is {values[bad[0]]} at "
             f"row {bad[0]}); a ranking needs real numbers: look for the round at which the model "
             "diverged and lower its lr."

@@ -45,6 +45,8 @@ class AUC(BinaryProblem):
                 f'form is {form!r} and score {score!r}; give "square" or "margin", and '
                 '"sigmoid" or "raw"'
             )
+        if not margin > 0:
+            raise ValueError(f"margin is {margin}; give a number above 0")
         if positive_share is not None and not 0 < positive_share < 1:
             raise ValueError(
                 f"positive_share is {positive_share}; give a share between 0 and 1, or None to "
@@ -80,6 +82,7 @@ class AUC(BinaryProblem):
         self, question: str, vectors: tuple[Tensor, ...], batch: Batch
     ) -> tuple[Tensor, ...]:
         if question == "positive_share":
+            self.check_labels(batch)
             return (batch.mean((batch.labels > 0).to(batch.weight.dtype)),)
         return super().answer(question, vectors, batch)
 

@@ -25,6 +25,8 @@ class BinaryProblem(Problem):
 
     def __init__(self, module: nn.Module, least_per_bin: int = 0):
         """`least_per_bin`: the fewest rows that a client counts in a bin of its score histogram."""
+        if least_per_bin < 0:
+            raise ValueError(f"least_per_bin is {least_per_bin}; give 0 or more rows")
         self.network = Network(module)
         self.least_per_bin = least_per_bin
         self._scored: tuple[Tensor, Tensor | None, dict] | None = None
@@ -32,6 +34,15 @@ class BinaryProblem(Problem):
     def raw_scores(self, x: Tensor, batch: Batch) -> Tensor:
         """One number per row, before any sigmoid, with the batch's own normalisation."""
         return _one_per_row(self.network(self.network_weights(x), batch.features, batch))
+
+    def check_labels(self, batch: Batch) -> None:
+        """Labels of more than two classes would be taken for one."""
+        found = torch.unique(batch.labels).tolist()
+        if not (set(found) <= {0, 1} or set(found) <= {-1, 1}):
+            raise ValueError(
+                f"the labels hold {found[:5]}; a binary problem has 0 and 1 (or -1 and 1): recode "
+                "them"
+            )
 
     def network_weights(self, x: Tensor) -> Tensor:
         return x[: self.network.length]
@@ -47,10 +58,10 @@ class BinaryProblem(Problem):
     def start_from(self, module: nn.Module) -> Tensor:
         usual, weights = self.start().x, weights_of(module)
         length = self.network.length
-        if weights.numel() != length:
+        if [p.shape for p in module.parameters()] != self.network.shapes:
             raise ValueError(
                 f"the module to start from has {weights.numel()} weights, the problem's network "
-                f"{length}: give a module of the same architecture"
+                f"{length}, or others: give a module of the same architecture"
             )
         return torch.cat([weights.to(usual), usual[length:]])
 
@@ -69,6 +80,7 @@ class BinaryProblem(Problem):
         scores = self._scores_once(x, moments, batch.features)
         if question == "scores":
             return scores, batch.labels
+        self.check_labels(batch)
         rank, labels = scores.double().numpy(), (batch.labels > 0).numpy()
         if question == "ranking":
             own = auc(rank, labels)

@@ -73,6 +73,12 @@ class Network:
         for name, part in module.named_modules():
             if reason := _unusable(part):
                 raise ValueError(f"the module's part {name!r} ({type(part).__name__}) {reason}")
+        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+        if frozen:
+            raise ValueError(
+                f"the module's parameter {frozen[0]!r} is frozen (requires_grad = False), but all "
+                "weights are trained here: unfreeze it, or compute its part of the features before"
+            )
         self._plain = copy.deepcopy(module)
         self._functional = _swap_norms(copy.deepcopy(module))
         self._norms = [
@@ -80,7 +86,7 @@ class Network:
         ]
         parameters = dict(self._functional.named_parameters())
         self._names = tuple(parameters)
-        self._shapes = tuple(p.shape for p in parameters.values())
+        self.shapes = list(p.shape for p in parameters.values())
         self._sizes = tuple(p.numel() for p in parameters.values())
         self.length = sum(self._sizes)
         if self.length == 0:
@@ -99,7 +105,7 @@ class Network:
 
     def weights(self, vector: Tensor) -> dict[str, Tensor]:
         parts = vector.split(self._sizes)
-        return {n: p.view(s) for n, p, s in zip(self._names, parts, self._shapes, strict=True)}
+        return {n: p.view(s) for n, p, s in zip(self._names, parts, self.shapes, strict=True)}
 
     def __call__(self, vector: Tensor, rows: Tensor, batch: Batch | None = None) -> Tensor:
         """The outputs with batch statistics; `batch` tells which rows are padding."""
@@ -166,11 +172,14 @@ class Network:
         return self._local.module
 
 
-def _swap_norms(module: nn.Module) -> nn.Module:
+def _swap_norms(module: nn.Module, swapped: dict[nn.Module, RowNorm] | None = None) -> nn.Module:
+    """The module with its batch-norm layers replaced, also where one is used twice."""
+    swapped = {} if swapped is None else swapped
     if isinstance(module, _NORMS):
-        return RowNorm(module)
-    for name, child in module.named_children():
-        setattr(module, name, _swap_norms(child))
+        return swapped.setdefault(module, RowNorm(module))
+    for name, child in module._modules.items():
+        if child is not None:
+            setattr(module, name, _swap_norms(child, swapped))
     return module
 
 
