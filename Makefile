@@ -11,10 +11,10 @@ demo: $(READY)
 	$(BIN)/fedminimax demo
 
 test: $(TESTED)
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test-slow: $(TESTED)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -n 2 -m slow
 
 lint: $(TESTED)
 	$(BIN)/ruff check .

@@ -217,7 +217,7 @@ def federation_of(
     federation = Federation.of(
         problem, algorithm, clients, weights, seed, len(clients) if cohort is None else cohort
     )
-    state = State(0, 0, algorithm.init_server(problem, start), Cost())
+    state = State(0, 0, federation.algorithm.init_server(problem, start), Cost())
     return federation, state, Store(algorithm.keep)
 
 

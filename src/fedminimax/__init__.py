@@ -4,12 +4,31 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from fedminimax.algorithms.ada_fgda import AdaFGDA
+from fedminimax.algorithms.afl import AFL
+from fedminimax.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from fedminimax.algorithms.coda import Coda
 from fedminimax.algorithms.coda_plus import CodaPlus
 from fedminimax.algorithms.codasca import Codasca
+from fedminimax.algorithms.drfa import DRFA
+from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA, FedNormSGDAPlus
 from fedminimax.algorithms.fedavg import FedAvg
+from fedminimax.algorithms.fednest import FedNest
+from fedminimax.algorithms.fedprox import FedProx
+from fedminimax.algorithms.fedsgda_m import FedSGDAM
+from fedminimax.algorithms.fedsgda_plus import FedSGDAPlus
+from fedminimax.algorithms.fess_gda import FESSGDA
+from fedminimax.algorithms.fgda import FGDA
+from fedminimax.algorithms.fsgda import FSGDA
 from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.algorithms.local_sgda_plus import LocalSGDAPlus
+from fedminimax.algorithms.local_sgdam import LocalSGDAM
+from fedminimax.algorithms.local_sgdam_plus import LocalSGDAMPlus
+from fedminimax.algorithms.local_sgdm import LocalSGDM
 from fedminimax.algorithms.npa import NPA
+from fedminimax.algorithms.sagda import SAGDA
+from fedminimax.algorithms.scaffold import Scaffold
+from fedminimax.algorithms.smoothed_gda import SmoothedAGDA, SmoothedGDA
 from fedminimax.blocks.projections import ball, nonnegative, simplex
 from fedminimax.blocks.schedules import Constant, InverseRoot, Stagewise, StepDecay
 from fedminimax.data.clients import Clients
@@ -17,13 +36,32 @@ from fedminimax.engine.simulate import Run, simulate
 from fedminimax.experiment import load, resume
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.cross_entropy import CrossEntropy
+from fedminimax.problems.fair import Fair
 from fedminimax.problems.functions import Composition, Minimax
+from fedminimax.problems.group_dro import GroupDRO
+from fedminimax.problems.image_gan import ImageGAN
+from fedminimax.problems.pl_pl import PLPL
 from fedminimax.problems.quadratic import Quadratic
+from fedminimax.problems.ratio_loss import RatioLoss
+from fedminimax.problems.robust import Robust
+from fedminimax.problems.wgan import WGAN
 from fedminimax.types import Algorithm, Batch, Clock, Phase, Point, Problem
 
 __all__ = [
+    "AFL",
     "AUC",
+    "CDMAADA",
+    "CDMANC",
+    "CDMAONE",
+    "DRFA",
+    "FESSGDA",
+    "FGDA",
+    "FSGDA",
     "NPA",
+    "PLPL",
+    "SAGDA",
+    "WGAN",
+    "AdaFGDA",
     "Algorithm",
     "Batch",
     "Clients",
@@ -34,15 +72,33 @@ __all__ = [
     "Composition",
     "Constant",
     "CrossEntropy",
+    "Fair",
     "FedAvg",
+    "FedNest",
+    "FedNormSGDA",
+    "FedNormSGDAPlus",
+    "FedProx",
+    "FedSGDAM",
+    "FedSGDAPlus",
+    "GroupDRO",
+    "ImageGAN",
     "InverseRoot",
     "LocalSGDA",
+    "LocalSGDAM",
+    "LocalSGDAMPlus",
+    "LocalSGDAPlus",
+    "LocalSGDM",
     "Minimax",
     "Phase",
     "Point",
     "Problem",
     "Quadratic",
+    "RatioLoss",
+    "Robust",
     "Run",
+    "Scaffold",
+    "SmoothedAGDA",
+    "SmoothedGDA",
     "Stagewise",
     "StepDecay",
     "ball",

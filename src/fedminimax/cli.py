@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import inspect
 import io
 import json
@@ -36,6 +35,7 @@ from fedminimax.experiment import (
     scores,
 )
 from fedminimax.metrics.ranking import auc
+from fedminimax.report.comparison import compare, markdown
 from fedminimax.report.demo import demo
 from fedminimax.report.tables import (
     Compared,
@@ -52,7 +52,12 @@ RUNS = Path("runs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options, rest = _parser().parse_known_args(arguments)
+    if rest:
+        # argparse stops at the first option; changes may also stand behind it.
+        if not hasattr(options, "changes") or any("=" not in r or r[0] == "-" for r in rest):
+            _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+        options.changes += rest
     try:
         return options.command(options)
     except OSError as error:
@@ -90,9 +95,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print the result as one JSON line")
     command.set_defaults(command=_run)
 
-    command = commands.add_parser("compare", help="finished runs side by side")
-    command.add_argument("folders", nargs="+", type=Path, metavar="RUN")
+    command = commands.add_parser(
+        "compare", help="finished runs side by side, or the methods of a comparison file"
+    )
+    command.add_argument("folders", nargs="+", type=Path, metavar="RUN|FILE.toml")
     command.add_argument("--json", action="store_true", help="print one JSON line per run")
+    command.add_argument("--folder", type=Path, help="of a file's runs (default: runs/NAME)")
+    command.add_argument("--workers", type=int, default=1, help="runs of a file at the same time")
+    command.add_argument("-o", "--output", type=Path, help="also write a file's table here")
     command.set_defaults(command=_compare)
 
     command = commands.add_parser("list", help="what an experiment can name, one sentence each")
@@ -177,6 +187,8 @@ def _tell(run: Run, folder: Path, options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    if options.folders[0].suffix == ".toml":
+        return _compare_file(options)
     runs = []
     for folder in options.folders:
         try:
@@ -200,6 +212,19 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _compare_file(options: argparse.Namespace) -> int:
+    path, *others = options.folders
+    if others or options.workers < 1:
+        raise ValueError("give one comparison file at a time, and at least one worker")
+    folder = options.folder or RUNS / path.stem
+    text = markdown(path, *compare(path, folder, options.workers))
+    print(text, end="")
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(text, encoding="utf-8")
+    return 0
+
+
 def _list(options: argparse.Namespace) -> int:
     plural = {"methods": "method", "problems": "problem", "data": "data", "models": "model"}
     if options.what is None or options.what in plural:
@@ -219,16 +244,10 @@ def _list(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     run = load(options.folder)
-    if options.best:
-        if run.best is None:
-            raise ValueError("this run had no validation rows, so no round was its best")
-        # Batch-norm moments belong to the weights of the last round only.
-        if run.moments is not None:
-            raise ValueError("--best needs a model without batch-norm; leave it out")
-        run = dataclasses.replace(run, point=run.best.point)
     schema, standardiser = preparation(options.folder)
     table = read_table(options.table, schema)
-    found = scores(run, torch.from_numpy(standardiser.transform(table.features))).tolist()
+    features = torch.from_numpy(standardiser.transform(table.features))
+    found = scores(run, features, options.best).tolist()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["line", "score"])

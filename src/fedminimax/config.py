@@ -54,6 +54,7 @@ class Settings:
     evaluate_every: int = 10
     checkpoint_every: int | None = None
     stop_early: int | None = None
+    measures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

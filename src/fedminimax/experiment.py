@@ -19,7 +19,7 @@ from fedminimax.engine import checkpoint
 from fedminimax.engine.checkpoint import CheckpointError, write_bytes
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.simulate import Run, simulate
-from fedminimax.engine.trainer import Best
+from fedminimax.engine.trainer import best_of
 from fedminimax.random import key
 from fedminimax.types import Algorithm, Point, Problem
 
@@ -89,7 +89,7 @@ def run_experiment(
     fresh = place is not None and not place.path.exists()
     if place is not None:
         place.create()
-        write_bytes(place.path / "config.toml", write_toml(_settled(experiment)).encode())
+        write_bytes(place.path / "config.toml", write_toml(settled(experiment)).encode())
         place.write_json(PREPARATION, built.about)
     try:
         return simulate(
@@ -106,6 +106,7 @@ def run_experiment(
             folder=folder,
             allow_partial=settings.allow_partial,
             checkpoint_every=settings.checkpoint_every,
+            measures=settings.measures,
             resume=resume,
             **callbacks,
         )
@@ -116,7 +117,7 @@ def run_experiment(
         raise
 
 
-def _settled(experiment: Experiment) -> dict[str, Any]:
+def settled(experiment: Experiment) -> dict[str, Any]:
     """The settings, with the path of a user's data as any working directory would find it."""
     table = experiment.to_table()
     if "path" in table["data"]:
@@ -130,7 +131,8 @@ def experiment_of(folder: str | os.PathLike) -> Experiment:
     if not path.exists():
         raise CheckpointError(
             f"there is no config.toml in {folder}: it is not the folder of a run, or of one made "
-            "from Python; then call simulate(..., folder=..., resume=True) with the same arguments"
+            "from Python; then call simulate(..., folder=..., resume=True) with the same "
+            "arguments, or load(folder, problem)"
         )
     return Experiment.from_table(read_toml(path))
 
@@ -140,19 +142,19 @@ def resume(folder: str | os.PathLike, **callbacks: Any) -> Run:
     return run_experiment(experiment_of(folder), folder, resume=True, **callbacks)
 
 
-def load(folder: str | os.PathLike) -> Run:
-    """A finished run: its point, its history, and its module; the training data is not needed."""
-    experiment, place = experiment_of(folder), RunFolder(folder)
+def load(folder: str | os.PathLike, problem: Problem | None = None) -> Run:
+    """A finished run: its point, its history, and its module; the training data is not needed.
+
+    A run made from Python has no configuration: give its problem.
+    """
+    place = RunFolder(folder)
+    if problem is None:
+        experiment = experiment_of(folder)
+        problem = make_problem(experiment, place.read_json(PREPARATION)["supplied"])
     tensors, about = checkpoint.read(place.final)
-    problem = make_problem(experiment, place.read_json(PREPARATION)["supplied"])
-    best = None
-    history = place.read_history()
-    if about["best"] is not None:
-        round, value = about["best"]
-        best = Best(round, value, Point(tensors["best.x"], tensors["best.y"]))
-    point = Point(tensors["x"], tensors["y"])
-    moments = tensors.get("moments")
-    return Run(problem, point, history, about["outcome"], about["round"], best, moments, place)
+    point, best = Point(tensors["x"], tensors["y"]), best_of(tensors, about)
+    done = (place.read_history(), about["outcome"], about["round"], best)
+    return Run(problem, point, *done, tensors.get("moments"), place)
 
 
 def preparation(folder: str | os.PathLike) -> tuple[Schema, Standardiser]:
@@ -163,9 +165,9 @@ def preparation(folder: str | os.PathLike) -> tuple[Schema, Standardiser]:
     return Schema.from_json(about["schema"]), Standardiser.from_json(about["standardiser"])
 
 
-def scores(run: Run, features: torch.Tensor) -> torch.Tensor:
+def scores(run: Run, features: torch.Tensor, best: bool = False) -> torch.Tensor:
     """The score of each row, between 0 and 1: good for ranking; it is not a probability."""
-    module = run.module()
+    module = run.module(best)
     with torch.no_grad():
         # In double precision, so that large outputs do not tie at 1.
         return torch.sigmoid(module(features.to(run.point.x.dtype)).reshape(-1).double())

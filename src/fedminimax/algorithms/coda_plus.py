@@ -27,7 +27,8 @@ class CodaPlus(StageAveraged):
     continues from the last point as the authors' code does; there the centre is each client's own
     average, here it is the common last point. Stages have `stage_rounds` rounds, as in the
     experiments; the theory's growth is `stage_growth`. The sets of the problem, if any, are
-    projected onto after each move.
+    projected onto after each move. Means over clients are weighted as the run says (AUC: by size);
+    the paper's are even. A run that ends inside a stage returns the last average, not the stage's.
     """
 
     reference: ClassVar[str] = (

@@ -24,7 +24,7 @@ class LocalSGDA(Algorithm):
     The server averages x and y. Up and down: dx + dy floats.
 
     *Differs from the paper*: the projections onto the problem's sets after every move are ours; the
-    paper has no sets.
+    paper has no sets. Means over clients are weighted as the run says; the paper's are even.
     """
 
     primal_lr: Rate = 0.1

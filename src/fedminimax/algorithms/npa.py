@@ -20,7 +20,7 @@ class NPA(StageAveraged):
     Up and down: dx + dy floats per iteration.
 
     *Differs from the paper*: clients send their moved points rather than gradients; the mean is the
-    same.
+    same. It is weighted as the run says (AUC: by size); the paper's is even.
     """
 
     local_steps: int = 1

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from fedminimax.data.folder import Folder
+from fedminimax.data.gaussian import GaussianData, TiltData
 from fedminimax.data.heart import Heart
 from fedminimax.data.pooled import Pooled
 from fedminimax.data.synthetic import QuadraticData
 
-DATASETS = {"heart": Heart, "folder": Folder, "pooled": Pooled, "quadratic": QuadraticData}
+DATASETS = {
+    "heart": Heart,
+    "folder": Folder,
+    "pooled": Pooled,
+    "quadratic": QuadraticData,
+    "gaussian": GaussianData,
+    "tilt": TiltData,
+}
