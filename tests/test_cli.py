@@ -829,9 +829,10 @@ def test_a_killed_run_goes_on_to_the_same_bytes(home):
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_goes_on_to_the_same_bytes(home):
-    whole = start("run", *KILLED, "--folder", "whole")
-    process = start("run", *KILLED, "--folder", "cut")
-    for number, round in enumerate((5, 45, 90, 140, 185)):
+    """The experiment as it stands in the repository."""
+    whole = start("run", HEART, "--folder", "whole")
+    process = start("run", HEART, "--folder", "cut")
+    for number, round in enumerate((20, 60, 100, 140, 180)):
         wait_for(process, "cut", round)
         time.sleep(0.013 * number)  # not always just after a checkpoint
         kill(process)
