@@ -117,6 +117,15 @@ class Ask(Protocol):
     `mean` weights clients as the run does, `sum` does not, `each` returns one reply per client and
     is meant for what a client may publish (its own AUC, its counts). `sees_rows` is true only in
     the simulator, where exact pooled measures can be had. Every call is counted.
+
+    >>> from fedminimax.data.clients import Clients
+    >>> from fedminimax.engine.ask import SimulatedAsk
+    >>> from fedminimax.problems.functions import Minimax
+    >>> problem = Minimax(lambda x, y, b: b.mean((b.rows[0] - x) ** 2).sum(), torch.zeros(1))
+    >>> clients = Clients([(torch.full((2, 1), 1.0),), (torch.full((5, 1), 3.0),)])
+    >>> ask = SimulatedAsk(problem, clients, "train", clients.weight_vector("uniform"))
+    >>> ask.mean("loss", torch.zeros(1), torch.zeros(0))
+    (tensor(5.),)
     """
 
     sees_rows: bool

@@ -64,7 +64,12 @@ class Result(NamedTuple):
 
 
 class Executor(Protocol):
-    """What an executor supplies: a map over clients."""
+    """What an executor supplies: a map over clients. `engine/debug.py` is the plainest.
+
+    >>> from fedminimax.engine.executors import make
+    >>> make("debug").name, make("vectorised").threads
+    ('debug', 1)
+    """
 
     @property
     def name(self) -> str: ...
