@@ -13,7 +13,7 @@ ROWS = tuple(row for family in FAMILIES for row in family.ROWS)
 FLOATS = {kind: floats for family in FAMILIES for kind, floats in family.FLOATS.items()}
 
 
-def extra_floats(row: Row, round: int) -> tuple[int, int]:
+def extra_floats(row: Row, round: int) -> tuple[float, float]:
     """What a round sends beside FLOATS."""
     extra = [family.extra_floats for family in FAMILIES if hasattr(family, "extra_floats")]
     parts = [more(row, round) for more in extra]

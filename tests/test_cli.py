@@ -20,6 +20,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from fedminimax import cli
+from fedminimax.algorithms import METHODS
 from fedminimax.config import CHOICES
 from fedminimax.data.tables import read_table
 from fedminimax.experiment import load, preparation
@@ -400,7 +401,7 @@ def test_compare_leaves_out_what_is_unfinished_and_says_so(home, run, monkeypatc
 
 @pytest.mark.parametrize(
     ("what", "section"),
-    [("methods", "method"), ("problems", "problem"), ("data", "data"), ("models", "model")],
+    [("problems", "problem"), ("data", "data"), ("models", "model")],
 )
 def test_list_names_everything_with_a_sentence(run, what, section):
     lines = run("list", what).out.splitlines()
@@ -410,6 +411,16 @@ def test_list_names_everything_with_a_sentence(run, what, section):
     for sentence in entries.values():
         assert len(sentence) > 20
         assert sentence.endswith(".")
+
+
+def test_list_methods_tells_what_each_costs(run):
+    lines = run("list", "methods").out.splitlines()
+    cells = {line.split()[0]: re.split(r"  +", line.strip()) for line in lines if line.strip()}
+    assert set(METHODS) <= set(cells)
+    _, solves, gradients, exchanges, up, down, partial, reference = cells["sagda"]
+    assert (solves, gradients, exchanges) == ("minimax", "1 + 1 a round", "2")
+    assert (up, down, partial) == ("2 (dx + dy)", "2 (dx + dy)", "yes")
+    assert reference == METHODS["sagda"].reference
 
 
 def test_list_without_a_word_lists_all(run):
@@ -583,6 +594,10 @@ def test_the_heart_data_are_scored_by_their_own_column_names(home, run):
         (
             ["split.validation=0", "split.test=0.4", "stop_early=3"],
             ["stop_early needs validation rows"],
+        ),
+        (
+            ["split.validation=0", "split.test=0.4", "run.target=0.8"],
+            ["target needs validation rows"],
         ),
         (["model.hidden=[4]"], ["[model] has no key 'hidden'"]),
         (["problem.name=quadratic"], ["quadratic cannot be posed on [data] folder"]),

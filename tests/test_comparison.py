@@ -65,6 +65,31 @@ def test_each_method_is_tuned_over_its_own_options_and_repeated(file, tmp_path):
     assert f"| 5 | corrected | 0.05 | {lines[3].rounds[0]:g} |" in table
 
 
+def test_keys_that_change_together_and_a_grid_of_a_method_s_own(file, tmp_path):
+    own = """
+[methods.plain.grid]
+"method.primal_lr, method.dual_lr" = [[0.001, 0.001], [0.05, 0.05]]
+[vary]
+"data.spread, data.clients" = [[1.0, 3], [5.0, 2]]
+"""
+    file.write_text(FILE.replace('[vary]\n"data.spread" = [1.0, 5.0]\n', own))
+    comparison, lines = compare(file, tmp_path / "runs", workers=1)
+    assert [line.varied for line in lines[::2]] == [
+        (("data.spread", 1.0), ("data.clients", 3)),
+        (("data.spread", 5.0), ("data.clients", 2)),
+    ]
+    assert lines[0].chosen == (("method.primal_lr", 0.05), ("method.dual_lr", 0.05))
+    assert lines[1].chosen == (("method.lr", 0.05),)
+    table = markdown(file, comparison, lines)
+    assert "| data.spread | data.clients | method | method.primal_lr | method.dual_lr |" in table
+    assert "| 5 | 2 | plain | 0.05 | 0.05 |  |" in table
+    file.write_text(
+        FILE.replace('"method.lr" = [0.001, 0.05]', '"method.lr, method.proximal" = [1]')
+    )
+    with pytest.raises(ConfigError, match="has the value 1; give 2 numbers"):
+        compare(file, tmp_path / "others", workers=1)
+
+
 def test_what_is_done_is_not_done_again(file, tmp_path):
     first = compare(file, tmp_path / "runs", workers=1)[1]
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("final.safetensors")}

@@ -15,11 +15,10 @@ import pytest
 import torch
 from rows import Row, federation_of
 from table import ROWS
-from torch import Tensor
 from torch.func import vmap
 
 from fedminimax.engine.debug import Debug
-from fedminimax.engine.round import play_round
+from fedminimax.engine.round import Federation, play_round
 from fedminimax.engine.vectorised import _CLOCK, _LAST_CLOCK, _only_where
 from fedminimax.engine.work import Result, Work, at_step, mean
 from fedminimax.types import Phase
@@ -47,8 +46,8 @@ class Compiled(Debug):
     server: Any
     phase: Phase
 
-    def __init__(self, backend: str, steps: int, weights: Tensor):
-        self.backend, self.steps, self.weights = backend, steps, weights
+    def __init__(self, backend: str, steps: int, federation: Federation):
+        self.backend, self.steps, self.federation = backend, steps, federation
         self.graphs, self.functions = 0, {}
 
     def whole(self, phase: Phase) -> Phase:
@@ -66,7 +65,7 @@ class Compiled(Debug):
         if kind not in self.functions:
             self.functions[kind] = self.compile(work, unequal)
         draws = [work.draws.stacked(n, work.problem.depth) for n in range(work.most_steps)]
-        weights = self.weights[torch.from_numpy(work.cohort)]
+        weights = self.federation.weights_of(self.phase, work.cohort)
         steps, cohort = torch.from_numpy(work.steps), torch.from_numpy(work.cohort)
         result, self.server = self.functions[kind](
             self.server, work.kept, draws, work.clock, steps, cohort, weights
@@ -122,7 +121,7 @@ def compare(row: Row, backend: str, steps: int, monkeypatch: pytest.MonkeyPatch)
     for _ in range(ROUNDS):
         expected = play_round(federation, expected, reference, Limited(steps))
 
-    compiled = Compiled(backend, steps, federation.weights)
+    compiled = Compiled(backend, steps, federation)
     method, plain = type(row.algorithm), type(row.algorithm).phases
     monkeypatch.setattr(method, "phases", lambda s, r: tuple(map(compiled.whole, plain(s, r))))
     federation, state, store = federation_of(row.problem(), row.algorithm, row.clients())

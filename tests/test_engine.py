@@ -240,6 +240,15 @@ def test_a_run_stops_after_so_many_evaluations_without_a_better_one():
     assert drifting(validation=10.0, test=0.0, stop_early=4).outcome == "finished"
 
 
+def test_a_run_ends_at_its_target():
+    path = [10 * (1 - 0.9**r) for r in range(41)]
+    first = next(r for r, x in enumerate(path) if (x - 3) ** 2 / 2 <= 0.5)
+    run = drifting(validation=3.0, test=8.0, target=0.5)
+    assert run.rounds == first
+    assert run.outcome.startswith(f"reached the target of 0.5 at round {first}: loss ")
+    assert drifting(validation=-3.0, test=10.0, target=0.5).outcome == "finished"
+
+
 def test_a_larger_auc_is_better():
     clients = auc_clients(validation=[rows_of_auc(k) for k in range(3)])
     run = simulate(AUC(small_net()), Codasca(lr=0.3), clients, 6, evaluate_every=1)
@@ -341,6 +350,7 @@ TWO_LEVELS = Composition([lambda x, batch: x, lambda v, batch: v.sum()], [0.0])
         ({"cohort": 2.5, "allow_partial": True}, "2.5"),
         ({"cohort": 2}, "LocalSGDA is defined for rounds in which all clients take part"),
         ({"stop_early": 2}, "stop_early needs validation rows"),
+        ({"target": float("nan")}, "target is nan; give a finite number"),
         ({"problem": TWO_LEVELS}, "LocalSGDA solves problems of depth 1.*Composition has depth 2"),
         ({"algorithm": FedAvg()}, "FedAvg only minimises, but Quadratic also has a maximising"),
         ({"executor": "fast"}, "executor is 'fast'; give one of auto, debug, threads, vectorised"),

@@ -8,7 +8,7 @@ import pytest
 
 from fedminimax.data.heart import Heart
 from fedminimax.data.pooled import Pooled
-from fedminimax.data.prepare import Split, prepare, split_sites
+from fedminimax.data.prepare import Split, auxiliary, prepare, split_sites
 from fedminimax.data.sites import DataError, Schema
 from fedminimax.data.statistics import Standardiser
 
@@ -36,6 +36,18 @@ def row_numbers(sites):
 
 
 # Splits
+
+
+def test_the_server_s_own_rows_are_the_first_of_each_class():
+    one = (np.array([[1.0], [2.0], [3.0]]), np.array([0, 1, 0]))
+    rows = [one, (np.ones((1, 1)), np.array([1]))]
+    features, labels = auxiliary(rows, 2)
+    assert (features[:, 0].tolist(), labels.tolist()) == ([1, 3, 2, 1], [0, 0, 1, 1])
+    assert auxiliary(rows, 0) is None
+    with pytest.raises(DataError, match="only 2 training rows of class 0"):
+        auxiliary(rows, 3)
+    with pytest.raises(DataError, match=r"split\.auxiliary is -1"):
+        auxiliary(rows, -1)
 
 
 def test_every_row_is_in_one_split(reading):

@@ -19,11 +19,12 @@ from fedminimax.data.clients import Clients
 from fedminimax.data.gaussian import GaussianData, TiltData
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.simulate import Run, simulate
+from fedminimax.models.gan import SmallGAN
 from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.fair import Fair
 from fedminimax.problems.gradients import gradients
 from fedminimax.problems.group_dro import GroupDRO, numbered
-from fedminimax.problems.image_gan import ImageGAN, small_networks, with_noise
+from fedminimax.problems.image_gan import ImageGAN, with_noise
 from fedminimax.problems.pl_pl import PLPL
 from fedminimax.problems.ratio_loss import RatioLoss
 from fedminimax.problems.robust import Robust
@@ -85,9 +86,14 @@ def images(count: int, side: int = 4, seed: int = 0) -> np.ndarray:
     return 2 * np.exp(-away / side)[:, None] - 1
 
 
+def small_networks(shape: tuple[int, ...], noise: int = 2, width: int = 3) -> Any:
+    """A generator and a critic with the same first weights at every call."""
+    return seeded(lambda: nn.ModuleList(SmallGAN(noise, width).build(shape)[:2]))
+
+
 def image_gan(form: str = "wasserstein") -> tuple[Problem, Clients]:
     rows = with_noise([images(n, seed=n) for n in (7, 4, 9, 2)], size=2)
-    made, told = small_networks((1, 4, 4), noise=2, width=3)
+    made, told = small_networks((1, 4, 4))
     return ImageGAN(made, told, form, radius=5.0), Clients(rows, batch_size=3)  # type: ignore[arg-type]
 
 
@@ -452,7 +458,7 @@ def test_gaussian_rows_are_those_of_the_paper():
 
 
 def test_both_players_of_the_image_gan_are_networks():
-    made, told = small_networks((1, 4, 4), noise=2, width=3)
+    made, told = small_networks((1, 4, 4))
     problem, clients = image_gan()
     assert problem.start().x.numel() == sum(p.numel() for p in made.parameters())
     assert problem.start().y.numel() == sum(p.numel() for p in told.parameters())
@@ -485,13 +491,13 @@ def test_a_tiny_image_gan_learns_in_seconds(form):
 
 
 def test_gans_that_cannot_be_posed_are_refused():
-    made, told = small_networks((1, 4, 4), noise=2, width=3)
+    made, told = small_networks((1, 4, 4))
     normed = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16))
     with pytest.raises(ValueError, match="batch normalisation"):
         ImageGAN(normed, told)
     with pytest.raises(ValueError, match="form"):
         ImageGAN(made, told, form="nonsaturating")  # type: ignore[arg-type]
-    small = ImageGAN(*small_networks((1, 3, 3), noise=2))
+    small = ImageGAN(*small_networks((1, 3, 3)))
     with pytest.raises(ValueError, match="the generator makes 9 pixels"):
         small.outer(*small.start(), image_gan()[1].to(torch.float32).train.batch(0))
 

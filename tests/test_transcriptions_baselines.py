@@ -12,18 +12,26 @@ import numpy as np
 import pytest
 import torch
 from rows import cross_entropy, federation_of, labelled, labelled_by_size, least_squares
-from rows_baselines import least_squares_in_a_ball
+from rows_baselines import (
+    class_weighted,
+    class_weighted_linear,
+    classes,
+    least_squares_in_a_ball,
+)
 from test_transcriptions import SEED, Paper, Rows, Vector, onto_ball, paper_of, same
 
 from fedminimax.algorithms.afl import AFL
 from fedminimax.algorithms.drfa import DRFA
 from fedminimax.algorithms.fedprox import FedProx
 from fedminimax.algorithms.local_sgdm import LocalSGDM
+from fedminimax.algorithms.local_sgdm_rl import LocalSGDMRL, ratios
 from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.round import play_round
+from fedminimax.engine.simulate import simulate
 from fedminimax.problems.cross_entropy import CrossEntropy
+from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy
 from fedminimax.random import distinct, key, words
 from fedminimax.types import Algorithm, Problem
 
@@ -81,6 +89,76 @@ def test_local_sgdm(problem, clients, beta):
             w, u = [paper.mean(w)] * len(w), [paper.mean(u)] * len(u)
             points.append((w[0], paper.alpha))
     same(problem(), LocalSGDM(eta, beta, period), clients(), points)
+
+
+def ratio(change: np.ndarray, c: int, unique: float) -> float:
+    """R_c of the authors' code: entry by entry of the last layer."""
+    own = rest = 0.0
+    others = [o for o in range(len(change)) if o != c]
+    for entry in range(change.shape[1]):
+        here = change[c, entry]
+        if here > 0 and all(abs(change[o, entry]) < unique * here for o in others):
+            own += here
+            rest += sum(change[o, entry] for o in others) / len(others)
+    return min(abs(own) / abs(rest), 5000) if rest else 10
+
+
+@pytest.mark.parametrize("slope", [0.1, 2.0])
+def test_local_sgdm_rl(slope):
+    problem, clients = class_weighted_linear(), classes()
+    width, count, eta, beta, period = 3, 3, 0.3, 0.5, 2
+    paper = paper_of(problem, clients)
+    w, u = paper.v.reshape(count, width), np.zeros((count, width))
+    alpha, points = np.ones(count), []
+
+    def softmax_gradient(w: Vector, rows: Rows, weights: Vector) -> Vector:
+        features, labels = rows[0], rows[1].astype(int)
+        scores = np.exp(features @ w.T)
+        off = scores / scores.sum(1, keepdims=True) - np.eye(count)[labels]
+        return (off * weights[labels][:, None]).T @ features / len(labels)
+
+    weights = np.array([7, 5, 12, 4, 6]) / 34  # by size; the server's own rows have none
+    own = tuple(column.numpy() for column in clients.train.rows(5))
+    for round in range(3):
+        ws, us = [w] * 5, [u] * 5
+        for t in range(round * period, (round + 1) * period):
+            for k in range(5):
+                us[k] = beta * us[k] + softmax_gradient(ws[k], paper.sample(k, t), alpha)
+                ws[k] = ws[k] - eta * us[k]
+        w, u = np.tensordot(weights, ws, 1), np.tensordot(weights, us, 1)
+        change = []
+        for c in range(count):
+            copy, momentum = w, np.zeros_like(w)
+            rows = tuple(column[own[1] == c] for column in own)
+            for _ in range(2):
+                momentum = beta * momentum + softmax_gradient(copy, rows, np.ones(count))
+                copy = copy - eta * momentum
+            change.append((copy - w).ravel())
+        found = [ratio(np.array(change), c, 0.8) for c in range(count)]
+        alpha = 1 + slope * np.array(found)
+        points.append((w.ravel(), alpha))
+    assert len(set(alpha)) > 1
+    same(problem, LocalSGDMRL(eta, beta, period, slope=slope), clients, points)
+
+
+def test_the_ratio_is_ten_where_no_entry_is_unique_and_capped():
+    level = torch.ones(2, 3)
+    assert ratios(level, 0.8).tolist() == [10, 10]
+    far = torch.tensor([[1.0, -1e-9], [1e-6, 1.0]])
+    clients, problem = classes(), class_weighted_linear()
+    assert ratios(far, 0.8)[1] > 5000
+    run = simulate(problem, LocalSGDMRL(0.1, slope=1.0, unique=1e9), clients, 2)
+    assert run.point.y.max() <= 5001
+
+
+def test_the_ratio_loss_needs_its_problem_and_rows():
+    with pytest.raises(ValueError, match="one logit per class, which CrossEntropy has not"):
+        LocalSGDMRL().init_server(cross_entropy(), cross_entropy().start())
+    bare = Clients([classes().train.rows(k) for k in range(5)])
+    with pytest.raises(ValueError, match="LocalSGDMRL needs rows at the server"):
+        simulate(class_weighted(), LocalSGDMRL(), bare, 1)
+    with pytest.raises(ValueError, match="last layer must be Linear"):
+        WeightedCrossEntropy(torch.nn.Linear(3, 2), 3)
 
 
 @on_each

@@ -18,12 +18,13 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedminimax import __version__
+from fedminimax.algorithms import METHODS
 from fedminimax.bench import bench
 from fedminimax.config import CHOICES, Experiment, suggest
 from fedminimax.data.tables import read_table
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.simulate import Run
-from fedminimax.engine.trainer import FINISHED
+from fedminimax.engine.trainer import succeeded
 from fedminimax.engine.work import ClientError
 from fedminimax.experiment import (
     build,
@@ -47,6 +48,7 @@ from fedminimax.report.tables import (
     options_table,
     ranked,
 )
+from fedminimax.report.traits import traits_table
 
 RUNS = Path("runs")
 
@@ -107,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("list", help="what an experiment can name, one sentence each")
     command.add_argument(
-        "what", nargs="?", help="methods, problems, data, models, or one name with its options"
+        "what",
+        nargs="?",
+        help="methods (with what they cost), problems, data, models, or one name with its options",
     )
     command.set_defaults(command=_list)
 
@@ -148,7 +152,7 @@ def _run(options: argparse.Namespace) -> int:
         with show.begun(experiment):
             run = run_experiment(experiment, folder, built=built, **show.callbacks)
     _tell(run, folder, options)
-    return 0 if run.outcome == FINISHED or run.outcome.startswith("stopped early") else 1
+    return 0 if succeeded(run.outcome) else 1
 
 
 def _to_resume(options: argparse.Namespace) -> Path:
@@ -227,6 +231,9 @@ def _compare_file(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     plural = {"methods": "method", "problems": "problem", "data": "data", "models": "model"}
+    if options.what == "methods":
+        console().print(traits_table(METHODS))
+        return 0
     if options.what is None or options.what in plural:
         for section in CHOICES if options.what is None else [plural[options.what]]:
             console().print(list_table(section))

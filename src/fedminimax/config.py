@@ -54,6 +54,7 @@ class Settings:
     evaluate_every: int = 10
     checkpoint_every: int | None = None
     stop_early: int | None = None
+    target: float | None = None
     measures: tuple[str, ...] = ()
 
 
@@ -66,7 +67,12 @@ class Part:
 
 
 # What is supplied to the class of a section, so that a file does not give it.
-SUPPLIED: dict[str, tuple[str, ...]] = {"problem": ("module", "dimension")}
+SUPPLIED: dict[str, tuple[str, ...]] = {
+    "problem": (
+        *("dimension", "shape", "classes", "sites"),  # by the data
+        *("module", "generator", "critic", "noise_size"),  # by the model
+    )
+}
 CHOICES: dict[str, dict[str, Any]] = {
     "data": DATASETS,
     "model": MODELS,
@@ -131,10 +137,11 @@ class Experiment:
             )
         kind = CHOICES[section][part.name]
         needed = [name for name in SUPPLIED.get(section, ()) if name in _parameters(kind)]
-        if not set(needed) <= set(supplied):
+        if lack := [name for name in needed if name not in supplied]:
+            model = "" if self.model is None else f" with [model] {self.model.name}"
             raise ConfigError(
-                f"[{section}] {part.name} cannot be posed on [data] {self.data.name}; choose "
-                f"another {section}, or other data"
+                f"[{section}] {part.name} cannot be posed on [data] {self.data.name}{model}: they "
+                f"do not give its {', '.join(lack)}; choose another {section}, or others of them"
             )
         return kind(**part.options, **{name: supplied[name] for name in needed})
 

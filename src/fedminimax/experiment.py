@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from fedminimax.config import Experiment, read_toml, write_toml
+from fedminimax.config import CHOICES, Experiment, read_toml, write_toml
 from fedminimax.data.clients import Clients
-from fedminimax.data.prepare import Prepared, prepare
+from fedminimax.data.prepare import auxiliary, prepare
 from fedminimax.data.sites import Schema
 from fedminimax.data.statistics import Standardiser
 from fedminimax.engine import checkpoint
@@ -20,10 +19,14 @@ from fedminimax.engine.checkpoint import CheckpointError, write_bytes
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.engine.trainer import best_of
+from fedminimax.models.gan import Players
+from fedminimax.problems._network_problem import NetworkProblem
 from fedminimax.random import key
 from fedminimax.types import Algorithm, Point, Problem
 
 PREPARATION = "preparation.json"
+SPLITS = ("train", "validation", "test")
+FACTS = ("dimension", "shape", "classes")  # what data that make their own clients may say
 
 
 class Built(NamedTuple):
@@ -36,43 +39,61 @@ class Built(NamedTuple):
     notes: list[str]
 
 
+class Read(NamedTuple):
+    """What the data of an experiment give: rows per split and client, and facts about them."""
+
+    rows: dict[str, Any]
+    supplied: dict[str, Any]  # to the problem and its model
+    about: dict[str, Any]
+    names: tuple[str, ...] | None
+    notes: list[str]
+
+
 def build(experiment: Experiment) -> Built:
+    found = read(experiment)
+    supplied = {**found.supplied, "sites": len(found.rows["train"])}
+    problem = make_problem(experiment, supplied)
+    rows = found.rows
+    if isinstance(problem, NetworkProblem):
+        rows = {s: problem.rows_from(r, SPLITS.index(s)) for s, r in rows.items()}
+    own = auxiliary(rows["train"], experiment.split.auxiliary)
+    clients = Clients(**rows, names=found.names, auxiliary=own, **_batches(experiment))
+    about = {"supplied": supplied, **found.about}
+    return Built(problem, experiment.make("method"), clients, about, found.notes)
+
+
+def read(experiment: Experiment) -> Read:
+    """Tables are split, imputed and scaled; data that make their own clients are taken as they
+    are: `client_rows()`, perhaps `test_rows()`, and the facts that they have."""
     data = experiment.make("data")
-    notes: list[str] = []
     if hasattr(data, "client_rows"):
-        about: dict[str, Any] = {"supplied": {"dimension": data.dimension}}
-        clients = Clients(data.client_rows(), **_batches(experiment))
-    else:
-        prepared = prepare(data.read(), experiment.split)
-        notes = prepared.notes
-        about = {"supplied": {"features": len(prepared.standardiser.columns)}, **prepared.about()}
-        clients = clients_of(prepared, experiment)
-    problem = make_problem(experiment, about["supplied"])
-    return Built(problem, experiment.make("method"), clients, about, notes)
+        rows = {"train": data.client_rows()}
+        if hasattr(data, "test_rows"):
+            rows["test"] = data.test_rows()
+        facts = {name: getattr(data, name) for name in FACTS if hasattr(data, name)}
+        return Read(rows, facts, {}, None, [])
+    prepared = prepare(data.read(), experiment.split)
+    facts = {"features": len(prepared.standardiser.columns), "classes": prepared.schema.count}
+    return Read(prepared.rows, facts, prepared.about(), prepared.names, prepared.notes)
 
 
-def clients_of(prepared: Prepared, experiment: Experiment) -> Clients:
-    rows = prepared.rows
-    return Clients(
-        rows["train"],
-        validation=rows.get("validation"),
-        test=rows.get("test"),
-        names=prepared.names,
-        **_batches(experiment),
-    )
+def make_problem(experiment: Experiment, supplied: dict[str, Any]) -> Problem:
+    """The problem; where it has networks, the model makes them for the data's inputs."""
+    kind = CHOICES["problem"][experiment.problem.name]
+    if "features" in supplied:
+        supplied = {**supplied, "shape": (supplied["features"],)}
+    if issubclass(kind, NetworkProblem) and "shape" in supplied:
+        outputs = kind.outputs_for(supplied.get("classes", 2))
+        supplied = supplied | make_networks(experiment, tuple(supplied["shape"]), outputs)
+    return experiment.make("problem", **supplied)
 
 
-def make_problem(experiment: Experiment, supplied: dict[str, int]) -> Problem:
-    if "features" not in supplied:
-        return experiment.make("problem", **supplied)
-    return experiment.make("problem", module=make_module(experiment, supplied["features"]))
-
-
-def make_module(experiment: Experiment, features: int) -> nn.Module:
+def make_networks(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> dict[str, Any]:
     """The model with its first weights, which depend on the run's seed and on nothing else."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(experiment.run.seed, "model"))
-        return experiment.make("model").build(features)
+        made = experiment.make("model").build(shape, outputs)
+    return made._asdict() if isinstance(made, Players) else {"module": made}
 
 
 def run_experiment(
@@ -103,6 +124,7 @@ def run_experiment(
             dtype=getattr(torch, settings.dtype),
             evaluate_every=settings.evaluate_every,
             stop_early=settings.stop_early,
+            target=settings.target,
             folder=folder,
             allow_partial=settings.allow_partial,
             checkpoint_every=settings.checkpoint_every,
@@ -169,8 +191,14 @@ def scores(run: Run, features: torch.Tensor, best: bool = False) -> torch.Tensor
     """The score of each row, between 0 and 1: good for ranking; it is not a probability."""
     module = run.module(best)
     with torch.no_grad():
-        # In double precision, so that large outputs do not tie at 1.
-        return torch.sigmoid(module(features.to(run.point.x.dtype)).reshape(-1).double())
+        outputs = module(features.to(run.point.x.dtype)).reshape(len(features), -1)
+    if outputs.shape[1] != 1:
+        raise ValueError(
+            f"the run's network has {outputs.shape[1]} outputs per row, one for each class, so "
+            "rows have no single score: use load(folder).module() from Python"
+        )
+    # In double precision, so that large outputs do not tie at 1.
+    return torch.sigmoid(outputs[:, 0].double())
 
 
 def _batches(experiment: Experiment) -> dict[str, Any]:

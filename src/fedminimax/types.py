@@ -237,7 +237,8 @@ class Phase:
     steps: int | None = None  # None: what `Algorithm.steps` says for each client
     data: Literal["minibatch", "whole"] = "minibatch"
     draw: Literal["fresh", "same"] = "fresh"  # same: the batches of the phase before
-    cohort: Literal["same", "redraw", "all"] = "same"  # same: that of the phase before
+    # same: that of the phase before; auxiliary: the rows that the server itself holds
+    cohort: Literal["same", "redraw", "all", "auxiliary"] = "same"
     weights: Literal["run", "uniform"] = "run"  # of the clients in the mean
     gradients: int = 1  # gradient evaluations per local step
 
@@ -269,8 +270,10 @@ class Algorithm:
     carry: ClassVar[tuple[str, ...]] = ()  # those that live on between the phases of one round
     init_batches: ClassVar[int] = 0  # mini-batches that init_client needs, per level
     partial: ClassVar[bool] = False  # does its theory allow some clients to be away?
+    auxiliary: ClassVar[bool] = False  # does it need rows at the server? Then only in simulations
     maximises: ClassVar[bool] = True  # does it move y?
     levels: ClassVar[int | None] = 1  # the depth of problem that it solves; None: any
+    solves: ClassVar[str] = ""  # in words, where `maximises` and `levels` do not say it
     reference: ClassVar[str] = ""
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from fedminimax.algorithms.local_sgda_plus import LocalSGDAPlus
 from fedminimax.algorithms.local_sgdam import LocalSGDAM
 from fedminimax.algorithms.local_sgdam_plus import LocalSGDAMPlus
 from fedminimax.algorithms.local_sgdm import LocalSGDM
+from fedminimax.algorithms.local_sgdm_rl import LocalSGDMRL
 from fedminimax.algorithms.npa import NPA
 from fedminimax.algorithms.sagda import SAGDA
 from fedminimax.algorithms.scaffold import Scaffold
@@ -54,6 +55,7 @@ METHODS: dict[str, type[Algorithm]] = {
     "local_sgdam": LocalSGDAM,
     "local_sgdam_plus": LocalSGDAMPlus,
     "local_sgdm": LocalSGDM,
+    "local_sgdm_rl": LocalSGDMRL,
     "npa": NPA,
     "sagda": SAGDA,
     "scaffold": Scaffold,

@@ -25,6 +25,7 @@ class ClientWeights(Algorithm):
     clients: int | None = field(default=None, kw_only=True)  # N; None: as many as the run has
     partial: ClassVar[bool] = True
     maximises: ClassVar[bool] = False
+    solves: ClassVar[str] = "minimisation of the worst client's loss"
 
     def __post_init__(self) -> None:
         super().__post_init__()

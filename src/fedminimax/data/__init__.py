@@ -6,6 +6,7 @@ from fedminimax.data.folder import Folder
 from fedminimax.data.gaussian import GaussianData, TiltData
 from fedminimax.data.heart import Heart
 from fedminimax.data.pooled import Pooled
+from fedminimax.data.shapes import Shapes
 from fedminimax.data.synthetic import QuadraticData
 
 DATASETS = {
@@ -15,4 +16,5 @@ DATASETS = {
     "quadratic": QuadraticData,
     "gaussian": GaussianData,
     "tilt": TiltData,
+    "shapes": Shapes,
 }

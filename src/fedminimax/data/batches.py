@@ -125,7 +125,7 @@ class Sampler:
         shards = clients.train
         self._streams = [key(seed, purpose, level) for level in range(levels)]
         if clients.sampling == "balanced":
-            labels = [np.asarray(shards.rows(k)[1]) > 0 for k in range(len(clients))]
+            labels = [np.asarray(shards.rows(k)[1]) > 0 for k in range(len(shards.sizes))]
             positive = [s + np.flatnonzero(p) for s, p in zip(shards.starts, labels, strict=True)]
             negative = [s + np.flatnonzero(~p) for s, p in zip(shards.starts, labels, strict=True)]
             self._positive = [Pool(positive, shards, stream) for stream in self._streams]

@@ -13,6 +13,7 @@ from fedminimax.types import Batch, Weights, batch_of
 
 Rows = Sequence[Any]
 Sampling = Literal["epoch", "iid", "balanced"]
+AUXILIARY = "auxiliary"
 
 
 class Shards:
@@ -61,7 +62,10 @@ class Clients:
         names: Sequence[str] | None = None,
         sampling: Sampling = "epoch",
         positive_share: float = 0.5,
+        auxiliary: Rows | None = None,
     ):
+        """`auxiliary`: rows that the server itself holds, as an extra client of that name. It
+        takes part in nothing but what a method asks it for."""
         if len(train) == 0:
             raise ValueError("no clients were given: give one tuple of arrays per client")
         self.names = tuple(names) if names is not None else tuple(str(k) for k in range(len(train)))
@@ -77,7 +81,9 @@ class Clients:
             raise ValueError(f'weights is {weights!r}; give "uniform" or "size"')
         if sampling not in ("epoch", "iid", "balanced"):
             raise ValueError(f'sampling is {sampling!r}; give "epoch", "iid" or "balanced"')
-        self.train = Shards(train, self.names)
+        extra = [] if auxiliary is None else [auxiliary]
+        self.train = Shards([*train, *extra], [*self.names, AUXILIARY][: len(train) + len(extra)])
+        self.auxiliary = len(train) if extra else None  # its number
         self.splits = {"train": self.train}
         for split, rows in (("validation", validation), ("test", test)):
             if rows is not None:
@@ -110,7 +116,7 @@ class Clients:
 
     def weight_vector(self, kind: Weights) -> Tensor:
         """One weight per client, summing to one."""
-        sizes = torch.from_numpy(self.train.sizes).to(torch.float64)
+        sizes = torch.from_numpy(self.train.sizes[: len(self)]).to(torch.float64)
         raw = torch.ones_like(sizes) if kind == "uniform" else sizes
         return raw / raw.sum()
 

@@ -31,6 +31,8 @@ from fedminimax.data.sites import (
 )
 from fedminimax.data.tables import SUFFIXES, Raw, encode, labels_of, open_table, stem
 
+MOST_CLASSES = 1000  # more label values than that are rather measurements
+
 
 class Reading(NamedTuple):
     """The sites, notes that a user should see, and the schema that reads new rows."""
@@ -48,7 +50,10 @@ class Folder:
     `columns` (d,). Text columns become one 0/1 feature per code. Sites whose columns differ in
     name, order or type are refused.
 
-    positive: the label that counts as positive, all others being negative; not needed for 0/1.
+    classes: "two", or "halves" of several labels, the upper half being positive as in the papers'
+    code, or "all": each label is a class of its own, numbered in order.
+    positive: of two, the label that counts as positive, all others being negative; not needed for
+    0/1.
     drop: columns to leave out, such as a patient's number.
     missing: what stands for a missing value.
     categorical: columns of numbers that are codes, such as a chest pain type of 1 to 4.
@@ -64,6 +69,7 @@ class Folder:
     categorical: tuple[str, ...] = ()
     codes: Literal["union", "strict"] = "union"
     most_codes: int = 100
+    classes: Literal["two", "halves", "all"] = "two"
 
     def __post_init__(self) -> None:
         for option in ("drop", "missing", "categorical"):
@@ -74,6 +80,12 @@ class Folder:
                 )
         if self.codes not in ("union", "strict"):
             raise DataError(f"codes is {self.codes!r}; use 'union' or 'strict'.")
+        if self.classes not in ("two", "halves", "all"):
+            raise DataError(f"classes is {self.classes!r}; use 'two', 'halves' or 'all'.")
+        if self.positive and self.classes != "two":
+            raise DataError(
+                f"positive is {self.positive!r}, but classes is {self.classes!r}; leave one out."
+            )
         if not self.label:
             raise DataError("label is empty; give the name of the column that holds the label.")
 
@@ -99,12 +111,15 @@ class Folder:
         names = {raw.name: tuple(raw.cells) for raw in raws}
         _refuse(name_differences(names) + order_differences(names) + _kind_differences(looks))
         notes += self._code_notes(looks)
-        positive, negative, label_notes = self._classes(raws, markers)
+        values = self._label_values(raws, markers)
+        positive, negative, label_notes = self._sides(values)
         columns = tuple(
             Column(name, "text", _codes(held)) if _is_text(held) else Column(name)
             for name, held in looks.items()
         )
-        schema = Schema(columns, self.label, positive, negative, tuple(self.missing))
+        classes = values if self.classes == "all" else ()
+        missing = tuple(self.missing)
+        schema = Schema(columns, self.label, positive, negative, missing, classes)
         sites = [site(raw, schema) for raw in raws]
         check_alike(sites)
         notes += label_notes + absent(sites, schema) + _rather_ids(raws, columns, markers)
@@ -175,10 +190,7 @@ class Folder:
             _refuse(found, "make the codes equal, or set codes = 'union'")
         return found
 
-    def _classes(
-        self, raws: list[Raw], markers: set[str]
-    ) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
-        """The positive labels, the negative ones, and a note where there are more than two."""
+    def _label_values(self, raws: list[Raw], markers: set[str]) -> tuple[str, ...]:
         for raw in raws:
             for i, label in enumerate(raw.labels or ()):
                 if is_missing(label, markers):
@@ -187,13 +199,29 @@ class Folder:
                         "remove the row."
                     )
         values = _sorted(union(map(plain, raw.labels or ()) for raw in raws))
+        if self.classes != "two" and len(values) > MOST_CLASSES:
+            raise DataError(
+                f"Label {self.label!r} has {len(values)} values ({listed(values, 3)}), too many "
+                f"to be classes; at most {MOST_CLASSES} are. Name another column, or use "
+                "classes = 'two'."
+            )
+        return values
+
+    def _sides(self, values: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+        """The positive labels, the negative ones, and a note where there are more than two."""
+        if self.classes == "all":
+            return (), (), []
+        if self.classes == "halves":
+            middle = len(values) // 2
+            upper, lower = values[middle:], values[:middle]
+            return upper, lower, [f"label {self.label!r}: {listed(upper)} count as positive"]
         positive = plain(self.positive)
         if not positive:
             if not set(values) <= {"0", "1"}:
                 raise DataError(
                     f"Label {self.label!r} has the values {listed(values)}; without `positive` "
                     "they must be 0 and 1. Set `positive` to the value that counts as positive, "
-                    f"such as positive = {values[-1]!r}."
+                    f"such as positive = {values[-1]!r}, or `classes` to 'halves' or 'all'."
                 )
             return ("1",), ("0",), []
         if positive not in values:
@@ -219,7 +247,7 @@ def site(raw: Raw, schema: Schema) -> Site:
         raise DataError(
             f"{raw.file} has no labels in column {schema.label!r}; training needs them."
         )
-    return Site(raw.name, schema.features, encode(raw, schema), labels)
+    return Site(raw.name, schema.features, encode(raw, schema), labels, schema.count)
 
 
 def absent(sites: Sequence[Site], schema: Schema) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -55,6 +55,25 @@ def positive_classes(labels: np.ndarray) -> np.ndarray:
     return classes[len(classes) // 2 :]
 
 
+def own_classes(
+    labels: np.ndarray, clients: int, seed: int, sides: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """The classes of each named side dealt out to the clients, so that no two clients share one."""
+    labels = np.asarray(labels)
+    _check(len(labels), clients)
+    most = min(map(len, sides.values()))
+    if clients > most:
+        there = " and ".join(f"{len(side)} {name}" for name, side in sides.items())
+        raise DataError(
+            f"{clients} clients cannot each have classes of their own: there are {there} classes. "
+            f"Ask for at most {most} clients."
+        )
+    draw = generator(seed, "class groups")
+    dealt = [draw.permutation(side) for side in sides.values()]
+    own = [np.concatenate([side[k::clients] for side in dealt]) for k in range(clients)]
+    return [np.flatnonzero(np.isin(labels, classes)) for classes in own]
+
+
 def class_groups(
     labels: np.ndarray,
     clients: int,
@@ -70,7 +89,6 @@ def class_groups(
     the 0/1 labels of all rows.
     """
     labels = np.asarray(labels)
-    _check(len(labels), clients)
     classes = np.unique(labels)
     above = positive_classes(labels) if positive is None else np.unique(positive)
     unknown = np.setdiff1d(above, classes)
@@ -78,21 +96,13 @@ def class_groups(
         raise DataError(
             f"The positive classes hold {unknown[0]}, which no row has; the classes are {classes}."
         )
-    below = np.setdiff1d(classes, above)
-    if clients > min(len(above), len(below)):
-        raise DataError(
-            f"{clients} clients cannot each have classes of their own: there are {len(above)} "
-            f"positive and {len(below)} negative classes. Ask for at most "
-            f"{min(len(above), len(below))} clients."
-        )
     binary = np.isin(labels, above).astype(np.int64)
-    draw = generator(seed, "class groups")
-    above, below = draw.permutation(above), draw.permutation(below)
-    index = []
-    for client in range(clients):
-        own = np.concatenate([above[client::clients], below[client::clients]])
-        rows = np.flatnonzero(np.isin(labels, own))
-        index.append(rows[keep_positives(binary[rows], positive_share, seed, client)])
+    sides = {"positive": above, "negative": np.setdiff1d(classes, above)}
+    dealt = own_classes(labels, clients, seed, sides)
+    index = [
+        rows[keep_positives(binary[rows], positive_share, seed, client)]
+        for client, rows in enumerate(dealt)
+    ]
     return index, binary
 
 

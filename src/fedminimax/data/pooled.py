@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from fedminimax.data.folder import Folder, Reading, absent
-from fedminimax.data.partition import by_column, dirichlet, iid
-from fedminimax.data.sites import MISSING, DataError, check_alike, listed, nearest
+from fedminimax.data.partition import by_column, dirichlet, iid, own_classes
+from fedminimax.data.sites import MISSING, DataError, Schema, check_alike, listed, nearest, plain
 from fedminimax.data.tables import open_table
 
 
@@ -18,14 +18,17 @@ from fedminimax.data.tables import open_table
 class Pooled:
     """A pooled CSV (or npz) file, dealt out to clients evenly, unevenly or by a column.
 
-    partition: "iid", "dirichlet" (by class; the smaller the concentration, the more unlike) or
-    "column" (a client per value of `column`, which is then no feature).
-    label, positive, drop, missing and categorical are as for a folder of tables.
+    partition: "iid", "dirichlet" (by class; the smaller the concentration, the more unlike),
+    "classes" (no two clients share a label; with positives and negatives, each client has some of
+    both) or "column" (a client per value of `column`, which is then no feature).
+    label, classes, positive, drop, missing and categorical are as for a folder of tables. The
+    papers' AUC data are classes = "halves" with partition "iid" or "classes", and their imratio is
+    positive_share in [split].
     """
 
     path: str
     label: str
-    partition: Literal["iid", "dirichlet", "column"] = "iid"
+    partition: Literal["iid", "dirichlet", "classes", "column"] = "iid"
     clients: int = 10
     concentration: float = 0.5
     column: str = ""
@@ -34,6 +37,7 @@ class Pooled:
     drop: tuple[str, ...] = ()
     missing: tuple[str, ...] = MISSING
     categorical: tuple[str, ...] = ()
+    classes: Literal["two", "halves", "all"] = "two"
 
     def read(self) -> Reading:
         file = Path(self.path).expanduser()
@@ -41,12 +45,15 @@ class Pooled:
             raise DataError(f"There is no file {str(file)!r}; give a CSV, csv.gz or npz file.")
         owners = self._owners(file) if self.partition == "column" else None
         drop = self.drop if owners is None else (*self.drop, self.column)
-        folder = Folder(
-            str(file.parent), self.label, self.positive, drop, self.missing, self.categorical
-        )
+        options = (self.label, self.positive, drop, self.missing, self.categorical)
+        folder = Folder(str(file.parent), *options, classes=self.classes)
         reading = folder.read_files([file])
         pooled = reading.sites[0]
-        names, parts = self._dealt(pooled.labels) if owners is None else by_column(owners)
+        if owners is not None:
+            names, parts = by_column(owners)
+        else:
+            parts = self._dealt(file, pooled.labels, reading.schema)
+            names = [str(k) for k in range(len(parts))]
         sites = [
             replace(pooled.take(rows), name=name) for name, rows in zip(names, parts, strict=True)
         ]
@@ -64,9 +71,16 @@ class Pooled:
             )
         return np.asarray(raw.cells[self.column])
 
-    def _dealt(self, labels: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
+    def _dealt(self, file: Path, labels: np.ndarray, schema: Schema) -> list[np.ndarray]:
         if self.partition == "iid":
-            parts = iid(labels, self.clients, self.seed)
-        else:
-            parts = dirichlet(labels, self.clients, self.concentration, self.seed)
-        return [str(k) for k in range(len(parts))], parts
+            return iid(labels, self.clients, self.seed)
+        if self.partition == "dirichlet":
+            return dirichlet(labels, self.clients, self.concentration, self.seed)
+        # As they were written: of two classes, each may have several labels.
+        written = open_table(file, self.label, lambda name: False).labels or ()
+        values = np.array([plain(value) for value in written])
+        sides = {"positive": schema.positive, "negative": schema.negative}
+        if schema.classes:
+            sides = {"different": schema.classes}
+        arrays = {name: np.array(side) for name, side in sides.items()}
+        return own_classes(values, self.clients, self.seed, arrays)

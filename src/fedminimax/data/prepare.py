@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,15 +19,18 @@ from fedminimax.data.statistics import Standardiser, fit
 class Split:
     """How the rows of each site are used.
 
-    positive_share thins the positives of the training and validation rows of every site to that
-    share; the test rows stay as they are, as in the papers. standardise: with means and variances
-    that the sites send as sums; without it, features are centred but not scaled.
+    positive_share (the papers' imratio) thins the positives of the training and validation rows of
+    every site to that share; the test rows stay as they are, as in the papers. standardise: with
+    means and variances that the sites send as sums; without it, features are centred but not
+    scaled. auxiliary: how many training rows of each class the server holds as well, for a method
+    that needs some.
     """
 
     train: float = 0.6
     validation: float = 0.2
     test: float = 0.2
     positive_share: float | None = None
+    auxiliary: int = 0
     standardise: bool = True
     seed: int = 0
 
@@ -82,8 +86,31 @@ def split_sites(sites: list[Site], split: Split) -> dict[str, list[Site]]:
     return {name: collected for name, collected in parts.items() if collected}
 
 
+def auxiliary(clients: Sequence[Sequence[Any]], count: int) -> tuple[np.ndarray, ...] | None:
+    """The first `count` rows of each class, whoever's they are; None of 0.
+
+    >>> one, two = (np.zeros((3, 1)), np.array([0, 0, 1])), (np.ones((2, 1)), np.array([1, 0]))
+    >>> auxiliary([one, two], 2)[1]
+    array([0, 0, 1, 1])
+    """
+    if count < 0:
+        raise DataError(f"split.auxiliary is {count}; give a number of rows per class, or 0.")
+    if not count:
+        return None
+    columns = [np.concatenate([np.asarray(c) for c in same]) for same in zip(*clients, strict=True)]
+    classes, found = np.unique(columns[1], return_counts=True)
+    if (found < count).any():
+        few = classes[found < count][0]
+        raise DataError(
+            f"split.auxiliary is {count}, but there are only {found.min()} training rows of class "
+            f"{few:g}; give a smaller number."
+        )
+    chosen = np.concatenate([np.flatnonzero(columns[1] == label)[:count] for label in classes])
+    return tuple(column[chosen] for column in columns)
+
+
 def _one_class(sites: list[Site]) -> list[str]:
-    lone = [site.name for site in sites if len(np.unique(site.labels)) == 1]
+    lone = [s.name for s in sites if s.classes == 2 and len(np.unique(s.labels)) == 1]
     if not lone:
         return []
     return [f"all rows have the same label at {named(lone)}: no AUC can be told there"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +22,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One site's rows: features with NaN for a missing value, labels 0 or 1.
+    """One site's rows: features with NaN for a missing value, labels 0 .. classes - 1.
 
     >>> site = Site("a", ("age",), np.array([[60.0], [np.nan]]), np.array([1, 0]))
     >>> len(site), len(site.take([0]))
@@ -33,6 +33,7 @@ class Site:
     columns: tuple[str, ...]
     features: np.ndarray  # (n, d) float64
     labels: np.ndarray  # (n,) int64
+    classes: int = 2
 
     def __post_init__(self) -> None:
         columns, labels = tuple(self.columns), np.asarray(self.labels)
@@ -61,10 +62,11 @@ class Site:
                 f"Site {self.name!r} has column {twice[0]!r} more than once; give every column its "
                 "own name."
             )
-        odd = {value for value in labels.tolist() if value not in (0, 1)}
+        odd = {value for value in labels.tolist() if value not in range(self.classes)}
         if odd:
+            known = "0 and 1" if self.classes == 2 else f"0 .. {self.classes - 1}"
             raise DataError(
-                f"Site {self.name!r} has the labels {listed(odd)}; recode them as 0 and 1."
+                f"Site {self.name!r} has the labels {listed(odd)}; recode them as {known}."
             )
         if np.isinf(features).any():
             row, column = np.argwhere(np.isinf(features))[0]
@@ -83,7 +85,7 @@ class Site:
         """The rows at `index` (numbers or a mask) as a site of their own."""
         index = np.asarray(index)
         index = index if index.size else index.astype(np.int64)
-        return Site(self.name, self.columns, self.features[index], self.labels[index])
+        return replace(self, features=self.features[index], labels=self.labels[index])
 
 
 def check_alike(sites: Sequence[Site]) -> None:
@@ -235,13 +237,29 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """How a raw table becomes features and labels; a run folder stores it to score new rows."""
+    """How a raw table becomes features and labels; a run folder stores it to score new rows.
+
+    With `classes`, each of them is numbered in turn, and there are no positives and negatives.
+    """
 
     columns: tuple[Column, ...]
     label: str
     positive: tuple[str, ...] = ("1",)
     negative: tuple[str, ...] = ("0",)
     missing: tuple[str, ...] = MISSING
+    classes: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of classes."""
+        return len(self.classes) or 2
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Each label's number."""
+        if self.classes:
+            return {value: number for number, value in enumerate(self.classes)}
+        return {**dict.fromkeys(self.negative, 0), **dict.fromkeys(self.positive, 1)}
 
     @property
     def features(self) -> tuple[str, ...]:

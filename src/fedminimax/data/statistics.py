@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Standardiser:
     def apply(self, site: Site) -> Site:
         """The site with its features standardised."""
         check_columns(site.name, site.columns, self.columns)
-        return Site(site.name, site.columns, self.transform(site.features), site.labels)
+        return replace(site, features=self.transform(site.features))
 
     def to_json(self) -> dict[str, Any]:
         arrays = {"mean": self.mean.tolist(), "scale": self.scale.tolist()}

@@ -91,7 +91,7 @@ def labels_of(raw: Raw, schema: Schema) -> np.ndarray | None:
     markers = {plain(marker) for marker in schema.missing}
     if raw.labels is None or all(is_missing(label, markers) for label in raw.labels):
         return None
-    value = {**dict.fromkeys(schema.negative, 0), **dict.fromkeys(schema.positive, 1)}
+    value = schema.numbers
     for i, label in enumerate(raw.labels):
         if plain(label) not in value:
             raise DataError(

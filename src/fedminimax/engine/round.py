@@ -81,14 +81,22 @@ class Federation:
             steps=int(steps.max()),
             replies=len(cohort),
             clients=len(self.clients),
-            share=self._share(cohort),
+            share=self._share(phase, cohort),
         )
         return clock, steps
 
-    def _share(self, cohort: np.ndarray) -> float:
+    def _share(self, phase: Phase, cohort: np.ndarray) -> float:
+        if phase.cohort == "auxiliary":
+            return 0.0
         if len(cohort) == len(self.clients):
             return 1.0  # not the sum of rounded weights
         return float(self.weights[torch.from_numpy(cohort)].sum())
+
+    def weights_of(self, phase: Phase, cohort: np.ndarray) -> Tensor:
+        """The clients' weights in the mean of a phase."""
+        if phase.weights == "uniform" or phase.cohort == "auxiliary":
+            return torch.ones(len(cohort), dtype=self.weights.dtype)
+        return self.weights[torch.from_numpy(cohort)]
 
     def draws(self, phase: Phase, cohort: np.ndarray, iteration: int, steps: int) -> Draws:
         if phase.data == "whole":
@@ -118,6 +126,8 @@ def play_round(federation: Federation, state: State, store: Store, executor: Exe
             cohort, kept = federation.draw_cohort(server, state.round, number), None
         elif phase.cohort == "all":
             cohort, kept = np.arange(len(federation.clients)), None
+        elif phase.cohort == "auxiliary":
+            cohort, kept = np.array([federation.clients.auxiliary]), None
         if phase.draw == "fresh":
             iteration, drawn = iteration + drawn, 0
         clock, steps = federation.clock(state.round, number, phase, cohort, iteration)
@@ -129,8 +139,7 @@ def play_round(federation: Federation, state: State, store: Store, executor: Exe
         draws = federation.draws(phase, cohort, iteration, int(steps.max()))
         work = Work(federation.problem, phase, kept, leave, down, draws, clock, cohort, steps)
         result = executor.run(work)
-        weights = federation.weights[torch.from_numpy(cohort)]
-        average = mean(result.up, weights if phase.weights == "run" else torch.ones_like(weights))
+        average = mean(result.up, federation.weights_of(phase, cohort))
         new = phase.aggregate(federation.problem, server, average, clock)
         if bad := bad_field(average, new, result.kept):
             where = find_non_finite(work) or f"non-finite {bad} at {at_the_server(clock)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ def simulate(
     device: Any = None,
     evaluate_every: int = 10,
     stop_early: int | None = None,
+    target: float | None = None,
     folder: str | os.PathLike | None = None,
     start: Point | Tensor | nn.Module | None = None,
     allow_partial: bool = False,
@@ -75,6 +77,8 @@ def simulate(
       training rows if there are neither.
     - stop_early: end after so many evaluations without a better monitored metric on validation
       rows.
+    - target: end when the monitored metric is this good, on validation rows, or on training rows if
+      there are neither validation nor test rows.
     - folder: where to write environment, history, checkpoints and result; with `resume`, where to
       go on from.
     - start: a warm start: a point, the vector x, or a module with the weights to start from.
@@ -86,9 +90,14 @@ def simulate(
     """
     _check_kinds(problem, algorithm, clients)
     cohort = len(clients) if cohort is None else cohort
-    _check_numbers(rounds, evaluate_every, checkpoint_every, stop_early, cohort, clients)
+    _check_numbers(rounds, evaluate_every, checkpoint_every, stop_early, target, cohort, clients)
     check_names(measures)
     _check_match(problem, algorithm, cohort < len(clients) and not allow_partial)
+    if algorithm.auxiliary and clients.auxiliary is None:
+        raise ValueError(
+            f"{type(algorithm).__name__} needs rows at the server: give Clients(auxiliary=...), or "
+            "split.auxiliary in an experiment"
+        )
     if str(device or "cpu") != "cpu":
         raise ValueError(f"device is {device!r}; this version runs on the CPU: leave device out")
     point = _start(problem, start, dtype)
@@ -103,7 +112,8 @@ def simulate(
     elif place is not None and not place.path.exists():
         raise ValueError(f"there is no folder {place.path} to resume from: leave resume out")
     every = checkpoint_every or evaluate_every
-    plan = Plan(rounds, evaluate_every, every, stop_early, tuple(measures), on_record, on_round)
+    looks = (evaluate_every, every, stop_early, target, tuple(measures))
+    plan = Plan(rounds, *looks, on_record, on_round)
     trainer = Trainer(federation, plan, place, _identity(federation, point))
     server = federation.algorithm.init_server(problem, point)
     state = State(0, 0, server, ask.cost)
@@ -131,6 +141,7 @@ def _check_numbers(
     evaluate_every: int,
     checkpoint_every: int | None,
     stop_early: int | None,
+    target: float | None,
     cohort: int,
     clients: Clients,
 ) -> None:
@@ -148,10 +159,15 @@ def _check_numbers(
         raise ValueError(
             f"{cohort} clients per round were asked for, but there are {len(clients)}: lower cohort"
         )
-    if stop_early is not None and "validation" not in clients.splits:
+    if target is not None and not math.isfinite(target):
+        raise ValueError(f"target is {target!r}; give a finite number")
+    # Training rows may tell that a target is reached, where nothing else is kept aside.
+    waits = stop_early is not None or (target is not None and "test" in clients.splits)
+    if waits and "validation" not in clients.splits:
+        name = "target" if stop_early is None else "stop_early"
         raise ValueError(
-            "stop_early needs validation rows, because test rows never decide anything: give "
-            "validation=..., or leave stop_early out"
+            f"{name} needs validation rows, because test rows never decide anything: give "
+            f"validation=..., or leave {name} out"
         )
 
 

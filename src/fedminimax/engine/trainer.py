@@ -23,6 +23,12 @@ from fedminimax.metrics.optimality import measure
 from fedminimax.types import Cost, NonFiniteError, Point
 
 FINISHED = "finished"
+STOPPED, REACHED = "stopped early", "reached"
+
+
+def succeeded(outcome: str) -> bool:
+    """Did a run end as it was meant to?"""
+    return outcome == FINISHED or outcome.startswith((STOPPED, REACHED))
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Plan:
     evaluate_every: int
     checkpoint_every: int
     stop_early: int | None = None
+    target: float | None = None
     measures: tuple[str, ...] = ()
     on_record: Callable[[dict[str, Any]], None] | None = None
     on_round: Callable[[int], None] | None = None
@@ -161,6 +168,8 @@ class Trainer:
         if self.plan.on_record:
             self.plan.on_record(record)
         self._compare(record.get("validation", {}).get(problem.monitor), moments)
+        judged = "validation" if "validation" in record else "train"
+        self._aim(record.get(judged, {}).get(problem.monitor))
 
     def _compare(self, value: float | None, moments: Tensor | None) -> None:
         """With the best so far, on validation rows."""
@@ -179,9 +188,20 @@ class Trainer:
         self.waited += 1
         if self.plan.stop_early is not None and self.waited >= self.plan.stop_early:
             self.outcome = (
-                f"stopped early at round {self.state.round}: no better validation "
+                f"{STOPPED} at round {self.state.round}: no better validation "
                 f"{problem.monitor} in {self.waited} evaluations; the best was "
                 f"{self.best.value:.4f} at round {self.best.round}"
+            )
+
+    def _aim(self, value: float | None) -> None:
+        """At the target, on validation rows or, where there are no others, on training rows."""
+        target, problem = self.plan.target, self.federation.problem
+        if target is None or value is None or not math.isfinite(value):
+            return
+        if value >= target if problem.larger_is_better else value <= target:
+            self.outcome = (
+                f"{REACHED} the target of {target:g} at round {self.state.round}: "
+                f"{problem.monitor} {value:.4g}"
             )
 
     def _tensors(self) -> dict[str, Tensor]:

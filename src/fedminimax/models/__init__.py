@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedminimax.models.gan import SmallGAN
 from fedminimax.models.tabular import MLP, Linear
 
-MODELS = {"linear": Linear, "mlp": MLP}
+MODELS = {"linear": Linear, "mlp": MLP, "small_gan": SmallGAN}

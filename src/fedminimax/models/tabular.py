@@ -1,7 +1,9 @@
-"""Networks for tables: one row of numbers in, one score out."""
+"""Networks of fully connected layers: for rows of numbers, and for small images laid out in a
+row."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,15 +14,16 @@ _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear score: with a sigmoid, logistic regression."""
+    """A linear score for each output: with a sigmoid, logistic regression."""
 
-    def build(self, features: int) -> nn.Module:
-        return nn.Linear(features, 1)
+    def build(self, shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
+        """The network for inputs of that shape."""
+        return _flat(shape, nn.Linear(math.prod(shape), outputs))
 
 
 @dataclass(frozen=True)
 class MLP:
-    """A multi-layer perceptron with one output."""
+    """A multi-layer perceptron."""
 
     hidden: tuple[int, ...] = (16,)
     activation: Literal["tanh", "relu", "elu"] = "tanh"
@@ -30,12 +33,20 @@ class MLP:
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"hidden is {list(self.hidden)}; give the width of each hidden layer")
 
-    def build(self, features: int) -> nn.Module:
+    def build(self, shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
+        """The network for inputs of that shape."""
         layers: list[nn.Module] = []
+        features = math.prod(shape)
         for width in self.hidden:
             layers.append(nn.Linear(features, width))
             if self.batch_norm:
                 layers.append(nn.BatchNorm1d(width))
             layers.append(_ACTIVATIONS[self.activation]())
             features = width
-        return nn.Sequential(*layers, nn.Linear(features, 1))
+        return _flat(shape, *layers, nn.Linear(features, outputs))
+
+
+def _flat(shape: tuple[int, ...], *layers: nn.Module) -> nn.Module:
+    if len(shape) > 1:
+        return nn.Sequential(nn.Flatten(), *layers)
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)

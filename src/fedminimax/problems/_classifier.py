@@ -6,44 +6,44 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedminimax.problems.network import Network, weights_of
-from fedminimax.types import Ask, Batch, Point, Problem, Weights
+from fedminimax.problems._network_problem import NetworkProblem
+from fedminimax.types import Ask, Batch, Point, Weights
 
 
-class Classifier(Problem):
-    """A problem whose x is the weights of a network; a single logit means two classes, of which a
-    label above 0 is the second."""
+class Classifier(NetworkProblem):
+    """A problem whose network tells classes apart; a single logit means two, of which a label
+    above 0 is the second."""
 
     monitor = "accuracy"
     larger_is_better = True
     client_weights: Weights = "size"
 
-    def __init__(self, module: nn.Module):
-        self.network = Network(module)
+    @classmethod
+    def outputs_for(cls, classes: int) -> int:
+        return 1 if classes == 2 else classes
 
-    def start_from(self, module: nn.Module) -> Tensor:
-        weights = weights_of(module)
-        if weights.numel() != self.network.length:
+    def prepare(self, ask: Ask) -> Classifier:
+        """Labels that the network has no output for end the run before it begins."""
+        if outside := int(ask.sum("labels_outside")[0]):
             raise ValueError(
-                f"the module to start from has {weights.numel()} weights, the problem's network "
-                f"{self.network.length}: give a module of the same architecture"
+                f"{outside} training rows have a label that the network has no output for: number "
+                "the classes 0, 1, ..., one for each output; a single output knows 0 and 1 (or -1 "
+                "and 1)"
             )
-        return weights
-
-    def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
-        return self.network.module(point.x, moments)
-
-    def moments(self, point: Point, ask: Ask) -> Tensor | None:
-        return ask.mean("moments", point.x)[0] if self.network.has_norms else None
+        return self
 
     def answer(
         self, question: str, vectors: tuple[Tensor, ...], batch: Batch
     ) -> tuple[Tensor, ...]:
-        if question == "moments":
-            return (self.network.moments(vectors[0], batch.features),)
-        return super().answer(question, vectors, batch)
+        if question != "labels_outside":
+            return super().answer(question, vectors, batch)
+        first = batch.features[:1]
+        outputs = self.network(self.network.start().to(first.dtype), first).numel()
+        two = [-1, 1] if bool((batch.labels < 0).any()) else [0, 1]
+        known = torch.tensor(two if outputs == 1 else range(outputs)).to(batch.labels)
+        return ((~torch.isin(batch.labels, known)).sum().reshape(1),)
 
     def losses(self, x: Tensor, features: Tensor, batch: Batch) -> Tensor:
         """The cross-entropy of each row, with the batch's own normalisation."""

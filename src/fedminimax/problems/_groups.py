@@ -56,6 +56,7 @@ class WorstGroup(Classifier):
         return simplex(y)
 
     def prepare(self, ask: Ask) -> WorstGroup:
+        super().prepare(ask)
         outside = float(ask.sum("group_outside")[0])
         if outside:
             raise ValueError(

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from fedminimax.metrics.federated_auc import answer as histogram_answer
 from fedminimax.metrics.federated_auc import federated_auc
 from fedminimax.metrics.ranking import auc, auc_interval, auprc, worst_site
-from fedminimax.problems.network import Network, weights_of
-from fedminimax.types import Ask, Batch, Point, Problem
+from fedminimax.problems._network_problem import NetworkProblem
+from fedminimax.types import Ask, Batch, Point
 
 
-class BinaryProblem(Problem):
-    """A problem whose x begins with the weights of a network that scores rows; a label above 0 is
-    positive."""
+class BinaryProblem(NetworkProblem):
+    """A problem whose network scores rows; a label above 0 is positive."""
 
     monitor = "auc"
     larger_is_better = True
@@ -27,9 +26,18 @@ class BinaryProblem(Problem):
         """`least_per_bin`: the fewest rows that a client counts in a bin of its score histogram."""
         if least_per_bin < 0:
             raise ValueError(f"least_per_bin is {least_per_bin}; give 0 or more rows")
-        self.network = Network(module)
+        super().__init__(module)
         self.least_per_bin = least_per_bin
         self._scored: tuple[Tensor, Tensor | None, dict] | None = None
+
+    @classmethod
+    def outputs_for(cls, classes: int) -> int:
+        if classes != 2:
+            raise ValueError(
+                f"the labels are of {classes} classes, but {cls.__name__} tells two apart: say in "
+                "[data] which are positive"
+            )
+        return 1
 
     def raw_scores(self, x: Tensor, batch: Batch) -> Tensor:
         """One number per row, before any sigmoid, with the batch's own normalisation."""
@@ -44,35 +52,13 @@ class BinaryProblem(Problem):
                 "them"
             )
 
-    def network_weights(self, x: Tensor) -> Tensor:
-        return x[: self.network.length]
-
     def ranking_scores(self, x: Tensor, moments: Tensor | None, features: Tensor) -> Tensor:
         """The scores that new rows get: evaluation mode, with estimated batch-norm moments."""
         return _one_per_row(self.network.outputs(self.network_weights(x), features, moments))
 
-    def moments(self, point: Point, ask: Ask) -> Tensor | None:
-        """One exchange: the mean over clients of E[x] and E[x^2] at each batch-norm layer."""
-        return ask.mean("moments", point.x)[0] if self.network.has_norms else None
-
-    def start_from(self, module: nn.Module) -> Tensor:
-        usual, weights = self.start().x, weights_of(module)
-        length = self.network.length
-        if [p.shape for p in module.parameters()] != self.network.shapes:
-            raise ValueError(
-                f"the module to start from has {weights.numel()} weights, the problem's network "
-                f"{length}, or others: give a module of the same architecture"
-            )
-        return torch.cat([weights.to(usual), usual[length:]])
-
-    def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
-        return self.network.module(self.network_weights(point.x), moments)
-
     def answer(
         self, question: str, vectors: tuple[Tensor, ...], batch: Batch
     ) -> tuple[Tensor, ...]:
-        if question == "moments":
-            return (self.network.moments(self.network_weights(vectors[0]), batch.features),)
         if question not in ("scores", "ranking", "supported", "histogram"):
             return super().answer(question, vectors, batch)
         x, *rest = vectors

@@ -13,13 +13,15 @@ class Fair(WorstGroup):
 
     min over x, max over y of sum_c y_c F_c(x), where F_c is the mean cross-entropy of the
     federation's rows of class c (papers/fess-gda.txt, Section 4.2; Nouiehed et al. 2019). Labels
-    are 0 .. classes - 1; a network with one logit has two classes. A batch's stochastic F_c is the
-    batch's sum over rows of class c divided by (rows in the batch) * (share of class c in the
-    federation), so that its mean is F_c; a class absent from the batch gets gradient 0. Measures:
-    accuracy, and that of the worst class.
+    are 0 .. classes - 1; a network with one logit has two classes (an experiment takes their number
+    from the data: classes = "all" for tables). A batch's stochastic F_c is the batch's sum over
+    rows of class c divided by (rows in the batch) * (share of class c in the federation), so that
+    its mean is F_c; a class absent from the batch gets gradient 0. Measures: accuracy, and that of
+    the worst class.
     """
 
     word, words = "class", "classes"
+    monitor = "worst_class_accuracy"
 
     def __init__(self, module: nn.Module, classes: int = 10):
         super().__init__(module, classes)

@@ -37,11 +37,7 @@ class Minimax(Problem):
         self.function = function
         self._start = Point(_vector("x0", x0), _vector("y0", y0))
         self.project_x, self.project_y = project_x, project_y
-        if self._start.y.numel() and project_y(self._start.y).shape != self._start.y.shape:
-            raise ValueError(
-                f"project_y returns a vector of another length than y0 ({self._start.y.numel()}): "
-                "give a projection onto a set of vectors of that length"
-            )
+        _check_sets(self)
 
     def start(self) -> Point:
         return self._start
@@ -75,6 +71,7 @@ class Composition(Problem):
         self._dual = y0 is not None
         self._start = Point(_vector("x0", x0), _vector("y0", () if y0 is None else y0))
         self.project_x, self.project_y = project_x, project_y
+        _check_sets(self)
 
     def start(self) -> Point:
         return self._start
@@ -84,6 +81,23 @@ class Composition(Problem):
 
     def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
         return self.levels[-1](value, y, batch) if self._dual else self.levels[-1](value, batch)
+
+
+def _check_sets(problem: Problem) -> None:
+    """A set of vectors of another length would be found out in the middle of a step."""
+    for name, vector in problem.start()._asdict().items():
+        if not vector.numel():
+            continue
+        reason = None
+        try:
+            if getattr(problem, f"project_{name}")(vector).shape == vector.shape:
+                continue
+        except RuntimeError as error:  # tensors of two lengths met
+            reason = error
+        raise ValueError(
+            f"project_{name} returns no vector of the length of {name}0 ({vector.numel()}): give a "
+            "projection onto a set of vectors of that length"
+        ) from reason
 
 
 def _vector(name: str, values: Any) -> Tensor:

@@ -24,9 +24,13 @@ class GroupDRO(WorstGroup):
     """
 
     word, words = "site", "sites"
+    monitor = "worst_site_accuracy"
 
     def __init__(self, module: nn.Module, sites: int):
         super().__init__(module, sites)
+
+    def rows_from(self, clients: Sequence[Sequence[Any]], draw: int = 0) -> Sequence[Sequence[Any]]:
+        return numbered(clients)
 
     def group(self, batch: Batch) -> Tensor:
         if len(batch.rows) < 3:

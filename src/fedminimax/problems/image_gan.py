@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedminimax.blocks.projections import ball
+from fedminimax.problems._network_problem import NetworkProblem
 from fedminimax.problems.network import Network
 from fedminimax.random import generator as random_numbers
-from fedminimax.types import Ask, Batch, Point, Problem
+from fedminimax.types import Ask, Batch, Point
 
 
-class ImageGAN(Problem):
+class ImageGAN(NetworkProblem):
     """A generative adversarial network on images: x is the generator's weights, y the critic's.
 
     A row is a pair (image, noise). With D the critic's number for an image and G the generator's
@@ -28,8 +29,8 @@ class ImageGAN(Problem):
     s the sigmoid, and |y| <= radius: without a bound a Wasserstein critic of several layers grows
     for ever. (The popular non-saturating loss gives the players two functions, so it is no minimax
     problem.) The noise is a column of the rows (`with_noise`), so that a batch is all that a step
-    depends on. Measures: squared distances of the mean and of the standard deviation of pixels
-    between real and generated images.
+    depends on; in an experiment its length is the model's. Measures: squared distances of the mean
+    and of the standard deviation of pixels between real and generated images.
     """
 
     monitor = "mean_distance"
@@ -41,8 +42,12 @@ class ImageGAN(Problem):
         form: Literal["wasserstein", "logistic"] = "wasserstein",
         penalty: float = 1e-3,
         radius: float = 10.0,
+        noise_size: int | None = None,
     ):
-        self.network, self.critic = Network(generator), Network(critic)
+        """`noise_size`: the length of the noise that `rows_from` adds; rows that have it need
+        none."""
+        super().__init__(generator)
+        self.critic, self.noise_size = Network(critic), noise_size
         if form not in ("wasserstein", "logistic"):
             raise ValueError(f'form is {form!r}; give "wasserstein" or "logistic"')
         if not 0 <= penalty < math.inf or not 0 < radius < math.inf:
@@ -65,6 +70,11 @@ class ImageGAN(Problem):
     def project_y(self, y: Tensor, /) -> Tensor:
         return self._project(y)
 
+    def rows_from(self, clients: Sequence[Sequence[Any]], draw: int = 0) -> Sequence[Sequence[Any]]:
+        if self.noise_size is None:
+            raise ValueError("the length of the noise is not known: give noise_size")
+        return with_noise([rows[0] for rows in clients], self.noise_size, draw)
+
     def made(self, x: Tensor, batch: Batch) -> Tensor:
         images, noise = batch.rows
         made = self.network(x, noise)
@@ -83,19 +93,6 @@ class ImageGAN(Problem):
         else:
             told = F.logsigmoid(real) + F.logsigmoid(-made)
         return batch.mean(told) - self.penalty * (y @ y)
-
-    def start_from(self, module: nn.Module) -> Tensor:
-        given = Network(module)
-        if given.length != self.network.length:
-            raise ValueError(
-                f"the module to start from has {given.length} weights, the generator "
-                f"{self.network.length}: give a generator of the same architecture"
-            )
-        return given.start()
-
-    def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
-        """The generator."""
-        return self.network.module(point.x)
 
     def answer(
         self, question: str, vectors: tuple[Tensor, ...], batch: Batch
@@ -123,14 +120,3 @@ def with_noise(clients: Sequence[Any], size: int, seed: int = 0) -> list[tuple[T
         noise = random_numbers(seed, "noise", number).standard_normal((len(images), size))
         rows.append((images, torch.from_numpy(noise).to(images.dtype)))
     return rows
-
-
-def small_networks(shape: tuple[int, ...], noise: int = 8, width: int = 32, seed: int = 0):
-    """A generator and a critic of one hidden layer each, for images of that shape with pixels in
-    [-1, 1]."""
-    pixels = math.prod(shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = [nn.Linear(noise, width), nn.Tanh(), nn.Linear(width, pixels), nn.Tanh()]
-        told = [nn.Flatten(), nn.Linear(pixels, width), nn.Tanh(), nn.Linear(width, 1)]
-        return nn.Sequential(*made, nn.Unflatten(1, shape)), nn.Sequential(*told)

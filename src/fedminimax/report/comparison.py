@@ -9,6 +9,9 @@ Beside the sections of an experiment, such a file has
     [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on the first seed
     [vary]              "problem.tau" = [1, 10]      a table of lines for each value
 
+Keys that change together are joined: "method.primal_lr, method.dual_lr" = [[0.1, 0.1], [1, 1]]. A
+method may have a grid of its own, [methods.LABEL.grid].
+
 Every run has a folder, so an interrupted comparison goes on where it stopped.
 """
 
@@ -28,6 +31,7 @@ import torch
 from rich.progress import track
 
 from fedminimax.config import CHOICES, ConfigError, Experiment, changed, read_toml, suggest
+from fedminimax.engine.trainer import succeeded
 from fedminimax.experiment import experiment_of, load, resume, run_experiment, settled
 from fedminimax.report.tables import bytes_text, number_text
 
@@ -96,8 +100,14 @@ class Comparison:
         if not table.get("methods"):
             raise ConfigError(f"{path} has no [methods.LABEL]: add one for each method to compare")
         self.base = {name: part for name, part in table.items() if name not in OWN}
-        self.methods: dict[str, Any] = table["methods"]
-        self.grid: dict[str, list] = table.get("grid", {})
+        self.methods: dict[str, Any] = {
+            label: {key: value for key, value in method.items() if key != "grid"}
+            for label, method in table["methods"].items()
+        }
+        common = table.get("grid", {})
+        self.grids: dict[str, dict[str, list]] = {
+            label: method.get("grid", common) for label, method in table["methods"].items()
+        }
         self.vary: dict[str, list] = table.get("vary", {})
         self.plan = self._plan(table.get("compare", {}))
 
@@ -125,8 +135,16 @@ class Comparison:
     def candidates(self, label: str) -> list[Change]:
         """All points of the grid, over the options that this method has."""
         known = CHOICES["method"][self.methods[label]["name"]].__dataclass_fields__
-        own = {k: v for k, v in self.grid.items() if k.removeprefix("method.") in known}
-        return list(_choices(own))
+
+        def has(key: str) -> bool:
+            return all(name.removeprefix("method.") in known for name in _names(key))
+
+        return list(_choices({k: v for k, v in self.grids[label].items() if has(k)}))
+
+    def tuned(self) -> list[str]:
+        """The options that any method was tuned by."""
+        keys = [key for grid in self.grids.values() for key in grid]
+        return list(dict.fromkeys(name for key in keys for name in _names(key)))
 
 
 def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Line]]:
@@ -170,7 +188,9 @@ def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Li
 def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
     """The table as a document, with the command that makes it."""
     plan = comparison.plan
-    heads = [*comparison.vary, "method", *comparison.grid]
+    tuned = comparison.tuned()
+    varied = [name for key in comparison.vary for name in _names(key)]
+    heads = [*varied, "method", *tuned]
     if plan.target is not None:
         sign = ">=" if plan.larger else "<="
         heads.append(f"rounds to {plan.metric} {sign} {plan.target:g}")
@@ -179,8 +199,8 @@ def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
     text += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for line in lines:
         chosen = dict(line.chosen)
-        cells = [f"{value:g}" for _, value in line.varied] + [line.label]
-        cells += [f"{chosen[key]:g}" if key in chosen else "" for key in comparison.grid]
+        cells = [_shown(value) for _, value in line.varied] + [line.label]
+        cells += [_shown(chosen[key]) if key in chosen else "" for key in tuned]
         if plan.target is not None:
             cells.append(_range(line.rounds))
         cells.append(_range([math.inf if v is None else v for v in line.values]))
@@ -195,9 +215,24 @@ def _range(values: list[float]) -> str:
     return shown[0] if low == high else f"{shown[0]} ({shown[1]} to {shown[2]})"
 
 
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _names(key: str) -> list[str]:
+    return [name.strip() for name in key.split(",")]
+
+
 def _choices(lists: dict[str, list]) -> Iterator[Change]:
     for values in itertools.product(*lists.values()):
-        yield tuple(zip(lists, values, strict=True))
+        pairs: list[tuple[str, Any]] = []
+        for key, value in zip(lists, values, strict=True):
+            names = _names(key)
+            together = [value] if len(names) == 1 else value
+            if not isinstance(together, list) or len(together) != len(names):
+                raise ConfigError(f"{key!r} has the value {value!r}; give {len(names)} numbers")
+            pairs += zip(names, together, strict=True)
+        yield tuple(pairs)
 
 
 def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int) -> list:
@@ -218,9 +253,10 @@ def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, l
         raise ValueError(f"{folder} holds a run with other settings: delete it, or name another")
     else:
         run = load(folder) if (folder / "final.safetensors").exists() else resume(folder)
-    return plan.badness(run.history, run.outcome == "finished"), run.history
+    return plan.badness(run.history, succeeded(run.outcome)), run.history
 
 
 def _name(job: Job) -> str:
-    parts = [f"{key.rpartition('.')[2]}={value:g}" for key, value in (*job.varied, *job.chosen)]
+    changes = (*job.varied, *job.chosen)
+    parts = [f"{key.rpartition('.')[2]}={_shown(value)}" for key, value in changes]
     return "_".join([job.label.replace(" ", "-"), *parts, f"seed={job.seed}"])

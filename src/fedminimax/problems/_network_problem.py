@@ -1,0 +1,57 @@
+"""What all problems with a network share: x begins with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedminimax.problems.network import Network, weights_of
+from fedminimax.types import Ask, Batch, Point, Problem
+
+
+class NetworkProblem(Problem):
+    """A problem whose x begins with the weights of a network; what follows them is the problem's
+    own."""
+
+    def __init__(self, module: nn.Module):
+        self.network = Network(module)
+
+    @classmethod
+    def outputs_for(cls, classes: int) -> int:
+        """How many numbers per row its network returns when labels are of so many classes."""
+        return 1
+
+    def rows_from(self, clients: Sequence[Sequence[Any]], draw: int = 0) -> Sequence[Sequence[Any]]:
+        """Each client's rows as the problem takes them, from (features, labels); `draw` keeps
+        apart what is drawn for training, validation and test rows."""
+        return clients
+
+    def network_weights(self, x: Tensor) -> Tensor:
+        return x[: self.network.length]
+
+    def start_from(self, module: nn.Module) -> Tensor:
+        usual, weights = self.start().x, weights_of(module)
+        length = self.network.length
+        if [p.shape for p in module.parameters()] != self.network.shapes:
+            raise ValueError(
+                f"the module to start from has {weights.numel()} weights, the problem's network "
+                f"{length}, or others: give a module of the same architecture"
+            )
+        return torch.cat([weights.to(usual), usual[length:]])
+
+    def moments(self, point: Point, ask: Ask) -> Tensor | None:
+        """One exchange: the mean over clients of E[x] and E[x^2] at each batch-norm layer."""
+        return ask.mean("moments", point.x)[0] if self.network.has_norms else None
+
+    def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
+        return self.network.module(self.network_weights(point.x), moments)
+
+    def answer(
+        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
+        if question == "moments":
+            return (self.network.moments(self.network_weights(vectors[0]), batch.features),)
+        return super().answer(question, vectors, batch)

@@ -1,0 +1,207 @@
+"""What a method solves and costs, found out by playing two rounds of it on small problems.
+
+Nothing is declared: a table of costs that is kept by hand would sooner or later be wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor, nn
+
+from fedminimax.data.clients import Clients
+from fedminimax.engine.round import Federation, State, play_round
+from fedminimax.engine.store import Store
+from fedminimax.engine.vectorised import Vectorised
+from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy
+from fedminimax.types import Algorithm, Batch, Cost, Point, Problem
+
+DEPTH = 3  # of the composition that methods for any depth are played on
+
+
+class Traits(NamedTuple):
+    solves: str
+    gradients: str  # per local step, and what a round needs besides
+    exchanges: int  # per round
+    up: str  # floats per client and round
+    down: str
+    partial: bool
+    reference: str
+
+
+class Sizes(NamedTuple):
+    """The lengths of x, of the inner values of a composition, and of y; and how many clients."""
+
+    x: int
+    inner: tuple[int, ...]
+    y: int
+    clients: int
+
+    def terms(self) -> dict[str, int]:
+        """What a number of floats may be made of."""
+        lengths = (self.x, *self.inner)
+        names = [f"d{k}" for k in range(len(lengths))] if self.inner else ["dx"]
+        terms = dict(zip(names, lengths, strict=True))
+        # Jacobians: of level k, and of the last level, whose value is a number
+        pairs = zip(itertools.pairwise(names), itertools.pairwise(lengths), strict=True)
+        terms |= {f"{a} {b}": m * n for (a, b), (m, n) in pairs}
+        return terms | {"dy": self.y, "N": self.clients, "": 1}
+
+
+class Probe(Problem):
+    """A composition of the given sizes in which every level is a mean of tangents."""
+
+    def __init__(self, sizes: Sizes):
+        self.sizes, self.depth = sizes, len(sizes.inner) + 1
+
+    def start(self) -> Point:
+        return Point(torch.full((self.sizes.x,), 0.1), torch.full((self.sizes.y,), 0.1))
+
+    def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
+        length = self.sizes.inner[level - 1]
+        return torch.tanh(value.sum() * batch.mean(batch.features)) * torch.ones(length)
+
+    def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        along = batch.mean(batch.features) * value.sum() * y.sum()
+        return value.square().sum() / 2 + along - y.square().sum() / 2
+
+    def dual_statistics(self, x: Tensor, batch: Batch) -> Tensor:
+        return x[:1]
+
+    def dual_from(self, mean: Tensor) -> Tensor:
+        return mean.expand(self.sizes.y)
+
+
+def traits(kind: type[Algorithm]) -> Traits:
+    """Those of a method with its default settings, in an ordinary round."""
+    method = kind()
+    probes = [_second_round(method, sizes) for sizes in _sizes(method)]
+    exchanges = probes[0][1].exchanges
+    return Traits(
+        solves(method),
+        gradients(method),
+        exchanges,
+        _formula(probes, "bytes_up", method.auxiliary),
+        _formula(probes, "bytes_down", method.auxiliary),
+        method.partial,
+        method.reference,
+    )
+
+
+def solves(method: Algorithm) -> str:
+    if method.solves:
+        return method.solves
+    problem = "minimax" if method.maximises else "minimisation"
+    return problem if method.levels == 1 else f"compositional {problem}"
+
+
+def gradients(method: Algorithm) -> str:
+    """Gradient evaluations of a local step; then those that a round needs once."""
+    phases = method.phases(1)
+    step = max((p.gradients for p in phases if p.steps != 1), default=phases[0].gradients)
+    single = [p for p in phases if p.steps == 1 and p.gradients and len(phases) > 1]
+    text = str(step)
+    if whole := sum(p.gradients for p in single if p.data == "whole"):
+        text += f" + {whole} on all rows a round"
+    if batches := sum(p.gradients for p in single if p.data == "minibatch"):
+        text += f" + {batches} a round"
+    return text
+
+
+def traits_table(methods: dict[str, type[Algorithm]]) -> Table:
+    title = (
+        "methods, with their default settings in an ordinary round; floats per client, d0 = dx the "
+        "length of x,\nd1, d2 those of a composition's inner values (here of three levels), dy "
+        "that of y, N the number of clients"
+    )
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("method", "solves", "gradients per step", "exchanges"):
+        table.add_column(heading, no_wrap=heading == "method")
+    for heading in ("floats up", "floats down", "partial", "reference"):
+        table.add_column(heading)
+    for name, kind in methods.items():
+        found = traits(kind)
+        partial = "yes" if found.partial else "no"
+        cells = (found.gradients, str(found.exchanges), found.up, found.down, partial)
+        table.add_row(name, found.solves, *cells, found.reference)
+    return table
+
+
+def _sizes(method: Algorithm) -> list[Sizes]:
+    """As many different ones as there are terms, and one more to see that the formula holds."""
+    random = np.random.default_rng(0)
+    levels = 0 if method.levels == 1 else (method.levels or DEPTH) - 1
+    terms = len(Sizes(1, (1,) * levels, 1, 1).terms()) * (2 if method.auxiliary else 1)
+    found = []
+    for _ in range(terms + 1):
+        x, *inner = (int(n) for n in random.integers(3, 40, 1 + levels))
+        y = int(random.integers(2, 40)) if method.maximises else 0
+        # the weights of a layer with a logit for each of y classes
+        x = x * y if method.auxiliary else x
+        found.append(Sizes(x, tuple(inner), y, int(random.integers(2, 12))))
+    return found
+
+
+def _posed(method: Algorithm, sizes: Sizes) -> tuple[Problem, Clients]:
+    """A problem of these sizes that the method accepts, and clients with four rows each."""
+    random = np.random.default_rng(1)
+    labels = np.arange(4.0) % 2
+    if not method.auxiliary:
+        rows = [(random.random(4), labels) for _ in range(sizes.clients)]
+        return Probe(sizes), Clients(rows, batch_size=2)
+    width = sizes.x // sizes.y
+    rows = [(random.random((4, width)), labels) for _ in range(sizes.clients)]
+    module = nn.Linear(width, sizes.y, bias=False)
+    return WeightedCrossEntropy(module, sizes.y), Clients(rows, batch_size=2, auxiliary=rows[0])
+
+
+def _second_round(method: Algorithm, sizes: Sizes) -> tuple[Sizes, Cost]:
+    """What the second round costs: the first may have less to send."""
+    problem, clients = _posed(method, sizes)
+    clients = clients.to(torch.float64)
+    weights = clients.weight_vector("uniform")
+    federation = Federation.of(problem, method, clients, weights, 0, len(clients))
+    start = Point(*(v.double() for v in problem.start()))
+    state = State(0, 0, federation.algorithm.init_server(problem, start), Cost())
+    store, executor = Store(federation.algorithm.keep), Vectorised(1)
+    state = play_round(federation, state, store, executor)
+    after = play_round(federation, state, store, executor).cost
+    return sizes, Cost(*(b - a for a, b in zip(state.cost, after, strict=True)))
+
+
+def _formula(probes: Sequence[tuple[Sizes, Cost]], field: str, auxiliary: bool) -> str:
+    """The floats per client as a sum of lengths; and those of the server's own rows."""
+    names = list(probes[0][0].terms())
+    floats = np.array([getattr(cost, field) // 8 for _, cost in probes])
+    lengths = np.array([list(sizes.terms().values()) for sizes, _ in probes])
+    clients = np.array([[sizes.clients] for sizes, _ in probes])
+    table = np.hstack([lengths * clients, lengths]) if auxiliary else lengths * clients
+    counts = np.linalg.lstsq(table, floats)[0].round().astype(int)
+    if (table @ counts != floats).any():
+        raise ValueError(f"what travels is no sum of lengths: {floats} floats for {table}")
+    each, own = counts[: len(names)], counts[len(names) :]
+    text = _text({name: c for name, c in zip(names, each, strict=True) if c})
+    if not auxiliary:
+        return text
+    return f"{text}; server {_text({n: c for n, c in zip(names, own, strict=True) if c})}"
+
+
+def _text(terms: dict[str, Any]) -> str:
+    """{"dx": 2, "dy": 2, "": 1} -> "2 (dx + dy) + 1" """
+    parts = []
+    for count, same in itertools.groupby(terms.items(), key=lambda item: item[1]):
+        names = [name for name, _ in same]
+        lengths = [name for name in names if name]
+        joined = " + ".join(lengths)
+        if lengths:
+            bracketed = f"({joined})" if len(lengths) > 1 else joined
+            parts.append(joined if count == 1 else f"{count} {bracketed}")
+        if "" in names:
+            parts.append(str(count))
+    return " + ".join(parts) or "0"
