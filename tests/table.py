@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import rows
 import rows_baselines
+import rows_compositional
+import rows_jacobians
 import rows_momentum
+import rows_recursive
 import rows_server
 from rows import Row
 
-FAMILIES = (rows, rows_baselines, rows_momentum, rows_server)
+FAMILIES = (
+    rows,
+    rows_baselines,
+    rows_momentum,
+    rows_server,
+    rows_compositional,
+    rows_recursive,
+    rows_jacobians,
+)
 ROWS = tuple(row for family in FAMILIES for row in family.ROWS)
 FLOATS = {kind: floats for family in FAMILIES for kind, floats in family.FLOATS.items()}
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from rows import labelled, linear_auc, margin_auc, noisy, noisy_by_size, quadratic
 from torch import Tensor
 
+from fedminimax.algorithms.codasca import Codasca
+from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.blocks.projections import ball, simplex
 from fedminimax.data.clients import Clients
 from fedminimax.data.gaussian import TiltData
+from fedminimax.engine import executors
 from fedminimax.engine.ask import SimulatedAsk
+from fedminimax.engine.round import Federation, State, play_round
+from fedminimax.engine.store import Store
 from fedminimax.metrics.optimality import (
     MEASURES,
+    Drift,
     Full,
     best_dual,
     best_primal,
+    check_names,
     client_drift,
     dual_gradient,
     duality_gap,
@@ -29,7 +38,7 @@ from fedminimax.metrics.optimality import (
 from fedminimax.problems.functions import Composition, Minimax
 from fedminimax.problems.gradients import gradients
 from fedminimax.problems.pl_pl import PLPL
-from fedminimax.types import Point, Problem
+from fedminimax.types import Algorithm, Cost, Point, Problem
 
 
 def full_of(problem: Problem, clients: Clients) -> Full:
@@ -218,7 +227,43 @@ def test_gradients_of_a_composition_use_averaged_levels():
     for found, right in zip(full.gradients(point), expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-14)
     assert full.value(point) == pytest.approx(float(pooled(*point)), rel=1e-12)
-    assert full.ask.cost.exchanges == (2 + 1 + 2) + (2 + 1)  # type: ignore[attr-defined]
+    # The value is taken at the same x, whose levels are known by then.
+    assert full.ask.cost.exchanges == (2 + 1 + 2) + 1  # type: ignore[attr-defined]
+    assert full.value(Point(point.x + 1, point.y)) != full.value(point)
+
+
+def compositional() -> tuple[Full, Tensor]:
+    """f(x, y) = (F_1(x) - c)'y - |y|^2 / 2 over two clients, and the mean of F_1(x) - c."""
+    rows = [(vector(0.5), vector(1.0)), (vector(1.5), vector(-3.0))]
+    problem = Composition(
+        [
+            lambda x, batch: batch.mean(batch.rows[0]) * x.square(),
+            lambda v, y, batch: (v - batch.mean(batch.rows[1])) @ y - y @ y / 2,
+        ],
+        vector(0.4, 0.6),
+        y0=vector(0.0, 0.0),
+    )
+    return full_of(problem, Clients(rows, batch_size=None)), vector(0.4, 0.6).square() + 1.0
+
+
+def test_the_gradient_of_phi_of_a_composition_solves_for_y_behind_the_levels():
+    full, best = compositional()
+    point = Point(vector(0.4, 0.6), vector(0.0, 0.0))
+    found = best_dual(full, point, tolerance=1e-10)
+    torch.testing.assert_close(found.vector, best, rtol=0, atol=1e-9)
+    # One question to the inner level for the whole ascent, two a step to the last, none pulled.
+    assert full.ask.cost.exchanges == 1 + 2 * found.gradients  # type: ignore[attr-defined]
+    # Phi(x) = |F_1(x) - c|^2 / 2
+    expected = float((2 * point.x * best).norm())
+    assert phi_gradient(full, point, tolerance=1e-10) == pytest.approx(expected, rel=1e-8)
+    assert primal_gradient(full, Point(point.x, best)) == pytest.approx(expected, rel=1e-12)
+    assert dual_gradient(full, point) == pytest.approx(float(best.norm()), rel=1e-12)
+
+
+def test_clients_of_a_composition_have_no_gradients_to_compare():
+    full, _ = compositional()
+    with pytest.raises(ValueError, match="composition of 2 levels a client has none"):
+        gradient_dissimilarity(full, POINT)
 
 
 def test_a_primal_set_is_respected():
@@ -284,6 +329,72 @@ def test_the_drift_weighs_clients():
     assert client_drift(points[[0, 0]], torch.tensor([3.0, 1.0])) == 0
 
 
+def watched_round(
+    algorithm: Algorithm, executor: str = "vectorised", problem: Problem | None = None
+) -> tuple[Drift, State, Federation]:
+    """The second round of a run, with the drift found in it."""
+    problem, clients = problem or quadratic(), noisy_by_size().to(torch.float64)
+    weights = clients.weight_vector("size")
+    federation = Federation.of(problem, algorithm, clients, weights, 0, len(clients))
+    start = Point(*(v.double() for v in problem.start()))
+    state, store = State(0, 0, algorithm.init_server(problem, start), Cost()), Store(algorithm.keep)
+    runner = executors.make(executor)
+    state = play_round(federation, state, store, runner)
+    drift = Drift(algorithm.point(state.server))
+
+    class Watched:
+        """The method, with its phases watched."""
+
+        def __getattr__(self, name: str):
+            return getattr(algorithm, name)
+
+        def phases(self, round: int):
+            return drift.watched(algorithm.phases(round))
+
+    watching = dataclasses.replace(federation, algorithm=Watched())  # type: ignore[arg-type]
+    return drift, play_round(watching, state, store, runner), federation
+
+
+@pytest.mark.parametrize("executor", ["debug", "vectorised"])
+def test_the_drift_of_a_round_is_that_of_the_clients_ends(executor):
+    method = LocalSGDA(0.05, 0.1, local_steps=3)
+    drift, state, federation = watched_round(method, executor)
+    clients, weights = federation.clients, federation.weights
+    ends, point = [], drift.point
+    for k in range(len(clients)):
+        own = point
+        for step in range(3):
+            draw = federation.sampler.draw(np.array([k]), 3 + step, 1).client(0, 0, 1)
+            slope = gradients(federation.problem, own, draw)
+            own = Point(own.x - 0.05 * slope.x, own.y + 0.1 * slope.y)
+        ends.append(own)
+    for player in ("x", "y"):
+        points = torch.stack([getattr(end, player) for end in ends])
+        expected = client_drift(points, weights)
+        assert drift.found[f"drift_{player}"] == pytest.approx(expected, rel=1e-6)
+        torch.testing.assert_close(getattr(state.server, player), weights @ points)
+    assert drift.bytes == 8 * (3 + 3 + 2) * len(clients)
+
+
+def test_watching_does_not_change_a_round():
+    method = Codasca(lr=0.05, local_steps=3)
+    drift, state, federation = watched_round(method)
+    plain, store = State(0, 0, None, Cost()), Store(method.keep)
+    start = Point(*(v.double() for v in quadratic().start()))
+    plain = plain._replace(server=method.init_server(federation.problem, start))
+    for _ in range(2):
+        plain = play_round(federation, plain, store, executors.make("vectorised"))
+    assert torch.equal(plain.server.x, state.server.x)
+    assert state.cost.bytes_up - plain.cost.bytes_up == drift.bytes > 0
+    assert drift.found["drift_x"] > 0
+
+
+def test_clients_that_are_alike_do_not_drift():
+    same = Minimax(lambda x, y, batch: (x * x).sum() - y @ y, vector(1.0, 2.0), vector(1.0))
+    drift, _, _ = watched_round(LocalSGDA(0.05, 0.1, local_steps=3), problem=same)
+    assert drift.found == pytest.approx({"drift_x": 0.0, "drift_y": 0.0}, abs=1e-7)
+
+
 # By name.
 
 
@@ -301,6 +412,26 @@ def test_measures_go_by_name_and_are_paid_for():
         measure(["grad_z"], full.problem, POINT, full.ask)
     with pytest.raises(ValueError, match="modulus"):
         moreau_gradient(full, POINT, 0.0)
+    with pytest.raises(ValueError, match=r"no measure 'grad_z'; known: .*drift"):
+        check_names(["grad_z"])
+
+
+def test_moreau_takes_its_modulus_by_name():
+    full = full_of(quadratic(), noisy())
+    found = measure(["moreau:2.5"], full.problem, POINT, full.ask)["moreau"]
+    assert found == moreau_gradient(full, POINT, 2.5).gradient
+    assert found != moreau_gradient(full, POINT).gradient
+    check_names(["moreau:1e3", "drift", "grad_x"])
+    for bad in ("moreau:", "moreau:0", "moreau:two", "moreau:inf", "moreau:-1"):
+        with pytest.raises(ValueError, match=f"'{bad}' has the modulus"):
+            check_names([bad])
+    with pytest.raises(ValueError, match="only moreau takes one"):
+        check_names(["grad_x:2"])
+
+
+def test_the_drift_is_watched_and_not_asked_for():
+    full = full_of(quadratic(), noisy())
+    assert measure(["drift"], full.problem, POINT, full.ask) == {}
 
 
 def test_a_question_that_has_no_answer_is_refused():

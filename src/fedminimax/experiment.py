@@ -142,8 +142,9 @@ def run_experiment(
 def settled(experiment: Experiment) -> dict[str, Any]:
     """The settings, with the path of a user's data as any working directory would find it."""
     table = experiment.to_table()
-    if "path" in table["data"]:
-        table["data"]["path"] = str(Path(table["data"]["path"]).expanduser().resolve())
+    for name in ("path", "folder"):
+        if given := table["data"].get(name):
+            table["data"][name] = str(Path(given).expanduser().resolve())
     return table
 
 

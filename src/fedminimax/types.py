@@ -165,6 +165,11 @@ class Problem(ABC):
     dual_statistics: Any = None
     dual_from: Any = None
 
+    @property
+    def sweep_gradients(self) -> int:
+        """What a pass through all levels and back costs, in gradients of one level."""
+        return self.depth
+
     @abstractmethod
     def start(self) -> Point:
         """Where a run begins unless it is given a point."""
@@ -178,6 +183,11 @@ class Problem(ABC):
         raise ValueError(
             f"{type(self).__name__} has depth {self.depth}: it has no inner level {level}"
         )
+
+    def jacobian_structure(self, level: int) -> tuple[Tensor, Tensor] | None:
+        """Of an inner level whose Jacobian has entries that no row and no point changes: the matrix
+        with these, and where in it, flattened, the others stand."""
+        return None
 
     @abstractmethod
     def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
@@ -240,7 +250,7 @@ class Phase:
     # same: that of the phase before; auxiliary: the rows that the server itself holds
     cohort: Literal["same", "redraw", "all", "auxiliary"] = "same"
     weights: Literal["run", "uniform"] = "run"  # of the clients in the mean
-    gradients: int = 1  # gradient evaluations per local step
+    gradients: int = 1  # gradient evaluations per local step; of a composition, through all levels
 
 
 @dataclass(frozen=True)
@@ -282,6 +292,10 @@ class Algorithm:
 
     def for_clients(self, count: int) -> Algorithm:
         """The method for a run with that many clients."""
+        return self
+
+    def for_problem(self, problem: Problem) -> Algorithm:
+        """The method for a run on that problem."""
         return self
 
     def init_server(self, problem: Problem, start: Point) -> Any:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from fedminimax.data.fama_french import FamaFrench
 from fedminimax.data.folder import Folder
 from fedminimax.data.gaussian import GaussianData, TiltData
 from fedminimax.data.heart import Heart
+from fedminimax.data.levels import LevelsData
 from fedminimax.data.pooled import Pooled
+from fedminimax.data.returns import Returns
 from fedminimax.data.shapes import Shapes
+from fedminimax.data.sinusoids import SinusoidData
 from fedminimax.data.synthetic import QuadraticData
 
 DATASETS = {
@@ -17,4 +21,8 @@ DATASETS = {
     "gaussian": GaussianData,
     "tilt": TiltData,
     "shapes": Shapes,
+    "levels": LevelsData,
+    "sinusoids": SinusoidData,
+    "returns": Returns,
+    "fama_french": FamaFrench,
 }

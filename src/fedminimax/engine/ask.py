@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from fedminimax.data.clients import Clients
+from fedminimax.problems.questions import GRADIENTS
 from fedminimax.types import Cost, Problem
 
 
 class SimulatedAsk:
-    """Asks every client about its rows of one split, and counts what would have travelled."""
+    """Asks every client about its rows of one split, and counts what would have travelled, and
+    the gradients that were computed for the answers."""
 
     sees_rows = True
 
@@ -28,7 +30,9 @@ class SimulatedAsk:
             ]
         down = sum(v.numel() * v.element_size() for v in vectors) * len(replies)
         up = sum(v.numel() * v.element_size() for reply in replies for v in reply)
-        self.cost += Cost(bytes_up=up, bytes_down=down, exchanges=1)
+        asked = GRADIENTS.get(question, 0)
+        rows = asked * int(self.shards.sizes[: len(replies)].sum())
+        self.cost += Cost(asked * len(replies), rows, up, down, exchanges=1)
         return replies
 
     def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:

@@ -25,6 +25,7 @@ from fedminimax.engine.work import (
     mean,
     stack,
 )
+from fedminimax.metrics.optimality import Drift
 from fedminimax.random import distinct, key, words
 from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem
 
@@ -51,7 +52,7 @@ class Federation:
         seed: int,
         cohort: int,
     ):
-        algorithm = algorithm.for_clients(len(clients))
+        algorithm = algorithm.for_clients(len(clients)).for_problem(problem)
         first = None
         if algorithm.init_batches:
             first = Sampler(clients, problem.depth, seed, "first", algorithm.init_batches)
@@ -114,10 +115,18 @@ class State(NamedTuple):
     cost: Cost
 
 
-def play_round(federation: Federation, state: State, store: Store, executor: Executor) -> State:
+def play_round(
+    federation: Federation,
+    state: State,
+    store: Store,
+    executor: Executor,
+    watch: Drift | None = None,
+) -> State:
     """One round. Client states go to the store, everything else is returned."""
     algorithm, server, cost = federation.algorithm, state.server, state.cost
     phases = algorithm.phases(state.round)
+    if watch is not None:
+        phases = watch.watched(phases)
     cohort = federation.draw_cohort(server, state.round, 0)
     iteration, drawn = state.iteration, 0
     kept: Any = None
@@ -171,7 +180,8 @@ def meet(federation: Federation, store: Store, cohort: np.ndarray, down: Any, cl
             where = f"round {int(clock.round)}, client {client}, first state"
             raise ClientError(f"{where}: {error}") from error
     store.save(new, stack(made))
-    return Cost(gradients=len(new) * batches, rows=rows)
+    sweep = problem.sweep_gradients
+    return Cost(gradients=len(new) * batches * sweep, rows=rows * sweep)
 
 
 def at_the_server(clock: Clock) -> str:
@@ -179,7 +189,7 @@ def at_the_server(clock: Clock) -> str:
 
 
 def phase_cost(work: Work, up: Any) -> Cost:
-    gradients, replies = work.phase.gradients, len(work.cohort)
+    gradients, replies = work.phase.gradients * work.problem.sweep_gradients, len(work.cohort)
     rows = sum(int(s) * work.draws.rows_used(p) for p, s in enumerate(work.steps)) * gradients
     bytes_up, bytes_down = bytes_of(up), bytes_of(work.down) * replies
     exchanges = int(bytes_up + bytes_down > 0)

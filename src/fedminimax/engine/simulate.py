@@ -20,6 +20,7 @@ from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.round import Federation, State
 from fedminimax.engine.trainer import Best, Plan, Trainer
 from fedminimax.metrics.optimality import check_names
+from fedminimax.problems._levels import check_levels
 from fedminimax.types import Algorithm, Point, Problem
 
 
@@ -105,6 +106,7 @@ def simulate(
     weights = clients.weight_vector(clients.weights or problem.client_weights)
     ask = SimulatedAsk(problem, clients, "train", weights)
     problem = problem.prepare(ask)
+    check_levels(problem, point, clients.train.batch(0))
     federation = Federation.of(problem, algorithm, clients, weights, seed, cohort)
     place = RunFolder(folder) if folder is not None else None
     if place is not None and not resume:

@@ -19,7 +19,7 @@ from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.store import Store
 from fedminimax.engine.trees import grown, leaves
 from fedminimax.engine.work import Executor, kept_type
-from fedminimax.metrics.optimality import measure
+from fedminimax.metrics.optimality import DRIFT, Drift, measure
 from fedminimax.types import Cost, NonFiniteError, Point
 
 FINISHED = "finished"
@@ -66,6 +66,7 @@ class Trainer:
         self.store = Store(federation.algorithm.keep)
         self.history: list[dict[str, Any]] = []
         self.best: Best | None = None
+        self.drift: Drift | None = None  # of the round just played
         self.waited = 0  # evaluations since the best one
         self.outcome = FINISHED
 
@@ -100,7 +101,7 @@ class Trainer:
         chance = torch.random.get_rng_state()
         while self.state.round < plan.rounds and self.outcome == FINISHED:
             try:
-                self.state = play_round(self.federation, self.state, self.store, self.executor)
+                self._play()
             except NonFiniteError as found:
                 self.outcome = str(found)
                 return
@@ -113,7 +114,7 @@ class Trainer:
             done = self.state.round
             if plan.on_round:
                 plan.on_round(done)
-            if done % plan.evaluate_every == 0 or done == plan.rounds:
+            if self._evaluates(done):
                 try:
                     self._evaluate()
                 except NonFiniteError as found:
@@ -121,6 +122,20 @@ class Trainer:
             stops = done == plan.rounds or self.outcome != FINISHED
             if self.folder is not None and (done % plan.checkpoint_every == 0 or stops):
                 self.folder.save_checkpoint(done, self._tensors(), self._about())
+
+    def _evaluates(self, done: int) -> bool:
+        return done % self.plan.evaluate_every == 0 or done == self.plan.rounds
+
+    def _play(self) -> None:
+        """A round; the last one before an evaluation is watched, if its drift is to be logged."""
+        watched = DRIFT in self.plan.measures and self._evaluates(self.state.round + 1)
+        self.drift = Drift(self.point) if watched else None
+        self.state = play_round(self.federation, self.state, self.store, self.executor, self.drift)
+        if self.drift is not None:
+            # What the watching adds to the replies is not training.
+            self.state = self.state._replace(
+                cost=self.state.cost + Cost(bytes_up=-self.drift.bytes)
+            )
 
     def save_final(self, moments: Tensor | None) -> None:
         """The result, and nothing that differs between two runs that computed the same."""
@@ -160,7 +175,12 @@ class Trainer:
             ask = SimulatedAsk(problem, federation.clients, "train", federation.weights)
             record["optimality"] = measure(self.plan.measures, problem, self.point, ask)
             asked += ask.cost
+        if self.drift is not None:
+            record["optimality"] |= self.drift.found
+            asked += Cost(bytes_up=self.drift.bytes)
         record["evaluation_bytes"] = asked.bytes_up + asked.bytes_down
+        record["evaluation_gradients"] = asked.gradients
+        record["evaluation_rows"] = asked.rows
         record["seconds"] = round(time.perf_counter() - self.begun, 3)
         self.history.append(record)
         if self.folder is not None:

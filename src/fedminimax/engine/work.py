@@ -24,7 +24,8 @@ class ClientError(RuntimeError):
 @cache
 def kept_type(fields: tuple[str, ...]) -> type:
     """The NamedTuple of the fields that a client keeps; it is what `receive` sees of the client."""
-    return namedtuple("Kept", fields)
+    # A tuple without entries leaves no trace in a checkpoint: it is what a field is without one.
+    return namedtuple("Kept", fields, defaults=((),) * len(fields))
 
 
 @dataclass(frozen=True)

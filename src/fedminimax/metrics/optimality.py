@@ -7,13 +7,16 @@ a composition, with every level averaged before the next). Norms are Euclidean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedminimax.types import Ask, Point, Problem
+from fedminimax.types import Ask, Clock, Phase, Point, Problem
 
 
 class Full:
@@ -21,7 +24,8 @@ class Full:
 
     def __init__(self, problem: Problem, ask: Ask):
         self.problem, self.ask = problem, ask
-        self.gradients_asked = 0
+        self.gradients_asked = 0  # of the whole objective, whatever its depth
+        self._values: list[Tensor] = []  # of the inner levels, at the x asked about last
 
     def value(self, point: Point) -> float:
         return float(self.ask.mean("loss", self._inner_values(point.x)[-1], point.y)[0])
@@ -37,12 +41,21 @@ class Full:
             (slope,) = self.ask.mean("pullback", at, slope.to(at.dtype), torch.tensor(level))
         return Point(slope.to(point.x.dtype), dual.to(point.y.dtype))
 
+    def dual_gradient(self, point: Point) -> Tensor:
+        """The gradient in y alone, which is not pulled back through the levels."""
+        self.gradients_asked += 1
+        _, dual = self.ask.mean("gradients", self._inner_values(point.x)[-1], point.y)
+        return dual.to(point.y.dtype)
+
     def _inner_values(self, x: Tensor) -> list[Tensor]:
-        values = [x]
-        for level in range(1, self.problem.depth):
-            (value,) = self.ask.mean("inner", values[-1], torch.tensor(level))
-            values.append(value.to(x.dtype))
-        return values
+        # An ascent in y, and a value beside a gradient, stay at one x: its levels are asked for
+        # once.
+        if not self._values or self._values[0] is not x:
+            self._values = [x]
+            for level in range(1, self.problem.depth):
+                (value,) = self.ask.mean("inner", self._values[-1], torch.tensor(level))
+                self._values.append(value.to(x.dtype))
+        return self._values
 
 
 class Solved(NamedTuple):
@@ -61,7 +74,7 @@ def primal_gradient(full: Full, point: Point) -> float:
 
 def dual_gradient(full: Full, point: Point) -> float:
     """|P_Y(y + grad_y f) - y|: 0 exactly when y cannot be improved in first order."""
-    return _residual(full.problem.project_y, point.y, full.gradients(point).y)
+    return _residual(full.problem.project_y, point.y, full.dual_gradient(point))
 
 
 def best_dual(full: Full, point: Point, tolerance: float = 1e-6, most: int = 1000) -> Solved:
@@ -76,7 +89,7 @@ def best_dual(full: Full, point: Point, tolerance: float = 1e-6, most: int = 100
         return Solved(problem.project_y(problem.dual_from(mean)).to(point.y.dtype), 0.0, 0, True)
     return _climb(
         lambda y: full.value(Point(point.x, y)),
-        lambda y: full.gradients(Point(point.x, y)).y,
+        lambda y: full.dual_gradient(Point(point.x, y)),
         problem.project_y,
         point.y,
         tolerance,
@@ -181,6 +194,12 @@ def gradient_dissimilarity(full: Full, point: Point) -> tuple[float, float]:
     """How much clients disagree at a point, for x and for y: the root of the weighted mean of
     |grad f_k - grad f|^2. It drives the drift of local steps; clients send no gradient that the
     server would not average."""
+    if full.problem.depth > 1:
+        raise ValueError(
+            "dissimilarity compares the gradients of the clients' own objectives, but in a "
+            f"composition of {full.problem.depth} levels a client has none, because every level is "
+            "averaged before the next: measure grad_x, or drift"
+        )
     grad_x, grad_y, squares = full.ask.mean("gradient_norms", point.x, point.y)
     own = torch.stack([grad_x.square().sum(), grad_y.square().sum()])
     spread = (squares - own).clamp(min=0).sqrt()
@@ -198,13 +217,63 @@ def client_drift(points: Tensor, weights: Tensor) -> float:
     return float((share @ (points - share @ points).square().sum(1)).sqrt())
 
 
+class Ends(NamedTuple):
+    """What a watched client sends: its reply, and how far its point has moved in the round."""
+
+    up: Any
+    moves: tuple[Tensor, ...]  # of x, and of y
+    squares: Tensor  # their squared lengths
+
+
+class Drift:
+    """Watches one round: how far apart the clients' points are when they have taken their steps.
+
+    `watched` wraps the phases of the round, whose training it does not change; afterwards `found`
+    holds drift_x and drift_y: the root of the weighted mean of |x_k - mean|^2, and the same for y,
+    as `client_drift` has it. It is that of the phase in which clients are furthest apart, weighted
+    as the phase's mean is. The server learns means only: of x_k - x and of |x_k - x|^2, with x its
+    own point when the round began. `bytes` is what that adds to what travels up.
+    """
+
+    def __init__(self, point: Point):
+        self.point = point
+        self.found: dict[str, float] = {}
+        self.bytes = 0
+
+    def watched(self, phases: Sequence[Phase]) -> tuple[Phase, ...]:
+        return tuple(
+            replace(
+                phase,
+                send=partial(self._send, phase.send),
+                aggregate=partial(self._aggregate, phase.aggregate),
+            )
+            for phase in phases
+        )
+
+    def _send(self, send: Callable[..., Any], down: Any, client: Any, clock: Clock) -> Any:
+        up, kept = send(down, client, clock)
+        ends = zip(self.point, (getattr(client, name, None) for name in Point._fields), strict=True)
+        # In a phase that does not move a player a client need not have it.
+        moves = tuple(start[:0] if end is None else end - start for start, end in ends)
+        return Ends(up, moves, torch.stack([move.square().sum() for move in moves])), kept
+
+    def _aggregate(self, aggregate: Callable[..., Any], problem, server, mean: Ends, clock) -> Any:
+        added = (*mean.moves, mean.squares)
+        self.bytes += int(clock.replies) * sum(v.numel() * v.element_size() for v in added)
+        for player, move, square in zip(Point._fields, mean.moves, mean.squares, strict=True):
+            apart = float((square - move.square().sum()).clamp(min=0).sqrt())
+            name = f"drift_{player}"
+            self.found[name] = max(self.found.get(name, 0.0), apart)
+        return aggregate(problem, server, mean.up, clock)
+
+
 def _gap(full: Full, point: Point) -> dict[str, Any]:
     found = duality_gap(full, point)
     return {"gap": found.gap, "gap_reached": found.reached}
 
 
-def _moreau(full: Full, point: Point) -> dict[str, Any]:
-    found = moreau_gradient(full, point)
+def _moreau(full: Full, point: Point, modulus: float = 1.0) -> dict[str, Any]:
+    found = moreau_gradient(full, point, modulus)
     return {"moreau": found.gradient, "moreau_reached": found.reached}
 
 
@@ -219,7 +288,7 @@ def _dissimilarity(full: Full, point: Point) -> dict[str, Any]:
     return {"dissimilarity_x": x, "dissimilarity_y": y}
 
 
-MEASURES: dict[str, Callable[[Full, Point], dict[str, Any]]] = {
+MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "grad_x": lambda full, point: {"grad_x": primal_gradient(full, point)},
     "grad_y": lambda full, point: {"grad_y": dual_gradient(full, point)},
     "grad_phi": _phi,
@@ -227,24 +296,45 @@ MEASURES: dict[str, Callable[[Full, Point], dict[str, Any]]] = {
     "gap": _gap,
     "dissimilarity": _dissimilarity,
 }
+DRIFT = "drift"  # not asked for at a point, but watched during a round
 
 
 def check_names(names: Sequence[str]) -> None:
     for name in names:
-        if name not in MEASURES:
-            raise ValueError(f"there is no measure {name!r}; known: {', '.join(MEASURES)}")
+        _options(name)
 
 
 def measure(names: Sequence[str], problem: Problem, point: Point, ask: Ask) -> dict[str, Any]:
-    """The named measures at a point, with the tolerances and counts that are their defaults."""
-    for name in names:
-        if name not in MEASURES:
-            raise ValueError(f"there is no measure {name!r}; known: {', '.join(MEASURES)}")
+    """The named measures at a point, with the tolerances and counts that are their defaults;
+    "moreau:5" is `moreau` with modulus 5. `drift` is not among them: see `Drift`."""
+    check_names(names)
     full = Full(problem, ask)
     found: dict[str, Any] = {}
     for name in names:
-        found |= MEASURES[name](full, point)
+        if name != DRIFT:
+            kind, options = _options(name)
+            found |= MEASURES[kind](full, point, **options)
     return found
+
+
+def _options(name: str) -> tuple[str, dict[str, float]]:
+    """The measure that a name asks for, and the options behind its colon."""
+    kind, colon, text = name.partition(":")
+    if kind not in (*MEASURES, DRIFT):
+        raise ValueError(f"there is no measure {kind!r}; known: {', '.join((*MEASURES, DRIFT))}")
+    if not colon:
+        return kind, {}
+    if kind != "moreau":
+        raise ValueError(f"the measure {name!r} has an option, but only moreau takes one: {kind!r}")
+    try:
+        modulus = float(text)
+    except ValueError:
+        modulus = 0.0
+    if not (modulus > 0 and math.isfinite(modulus)):
+        raise ValueError(
+            f'the measure {name!r} has the modulus {text!r}; give a number above 0: "moreau:5"'
+        )
+    return kind, {"modulus": modulus}
 
 
 def _residual(project: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> float:

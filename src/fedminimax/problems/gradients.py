@@ -6,6 +6,8 @@ touching a method.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -43,8 +45,31 @@ def inner_pullback(
 ) -> tuple[Tensor, Tensor]:
     """F_level(value) and its Jacobian there, transposed, times `vector`: one forward and one
     backward pass."""
-    pulled = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)
-    return pulled[0], pulled[1](vector)[0]
+    found, pull = value_and_pull(problem, level, value, batch)
+    return found, pull(vector)
+
+
+def value_and_pull(
+    problem: Problem, level: int, value: Tensor, batch: Batch
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """`inner_pullback` for a vector that will be known only once the value is: the one forward
+    pass serves both."""
+    found, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)[:2]
+    return found, lambda vector: pull(vector)[0]
+
+
+def inner_jacobian(
+    problem: Problem, level: int, value: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """F_level(value) and its whole Jacobian there: a backward pass, and a row to store, for each
+    number that the level returns."""
+
+    def twice(v: Tensor) -> tuple[Tensor, Tensor]:
+        reached = problem.inner(level, v, batch)
+        return reached, reached
+
+    jacobian, reached = torch.func.jacrev(twice, has_aux=True)(value)
+    return reached, jacobian
 
 
 def composed_gradients(problem: Problem, point: Point, batch: Draw) -> Point:

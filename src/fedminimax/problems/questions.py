@@ -8,6 +8,9 @@ from torch import Tensor
 from fedminimax.problems.gradients import gradients, inner_pullback
 from fedminimax.types import Batch, Point, Problem
 
+# What a client computes for an answer, in gradient evaluations over all its rows.
+GRADIENTS = {"gradients": 1, "gradient_norms": 1, "pullback": 1}
+
 
 def answer(
     problem: Problem, question: str, vectors: tuple[Tensor, ...], batch: Batch

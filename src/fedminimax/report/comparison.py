@@ -193,7 +193,7 @@ def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
     heads = [*varied, "method", *tuned]
     if plan.target is not None:
         sign = ">=" if plan.larger else "<="
-        heads.append(f"rounds to {plan.metric} {sign} {plan.target:g}")
+        heads += [f"rounds to {plan.metric} {sign} {plan.target:g}", "times the fewest"]
     heads += [f"last {plan.metric}", "gradients", "up", "exchanges"]
     text = [f"Made by `fedminimax compare {path}`; median and range over {plan.repeats} seeds.", ""]
     text += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -202,7 +202,8 @@ def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
         cells = [_shown(value) for _, value in line.varied] + [line.label]
         cells += [_shown(chosen[key]) if key in chosen else "" for key in tuned]
         if plan.target is not None:
-            cells.append(_range(line.rounds))
+            fewest = min(statistics.median(o.rounds) for o in lines if o.varied == line.varied)
+            cells += [_range(line.rounds), _times(statistics.median(line.rounds), fewest)]
         cells.append(_range([math.inf if v is None else v for v in line.values]))
         cells += [str(line.gradients), bytes_text(line.bytes_up), str(line.exchanges)]
         text.append("| " + " | ".join(cells) + " |")
@@ -221,6 +222,10 @@ def _shown(value: Any) -> str:
 
 def _names(key: str) -> list[str]:
     return [name.strip() for name in key.split(",")]
+
+
+def _times(rounds: float, fewest: float) -> str:
+    return f"{rounds / fewest:.3g}" if math.isfinite(rounds) and fewest else "-"
 
 
 def _choices(lists: dict[str, list]) -> Iterator[Change]:

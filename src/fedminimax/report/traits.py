@@ -64,8 +64,8 @@ class Probe(Problem):
         return Point(torch.full((self.sizes.x,), 0.1), torch.full((self.sizes.y,), 0.1))
 
     def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
-        length = self.sizes.inner[level - 1]
-        return torch.tanh(value.sum() * batch.mean(batch.features)) * torch.ones(length)
+        one = value.new_ones(self.sizes.inner[level - 1])
+        return torch.tanh(value.sum() * batch.mean(batch.features)) * one
 
     def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
         along = batch.mean(batch.features) * value.sum() * y.sum()
@@ -81,7 +81,9 @@ class Probe(Problem):
 def traits(kind: type[Algorithm]) -> Traits:
     """Those of a method with its default settings, in an ordinary round."""
     method = kind()
-    probes = [_second_round(method, sizes) for sizes in _sizes(method)]
+    sizes = _sizes(method)
+    method = method.for_problem(_posed(method, sizes[0])[0])
+    probes = [_second_round(method, chosen) for chosen in sizes]
     exchanges = probes[0][1].exchanges
     return Traits(
         solves(method),

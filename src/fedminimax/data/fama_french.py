@@ -1,0 +1,158 @@
+"""Daily returns of 100 portfolios of US stocks, from the data library of Kenneth R. French."""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from fedminimax.data.returns import Partition, check_partition, dealt
+from fedminimax.data.sites import DataError
+from fedminimax.random import generator
+
+Sort = Literal["ME", "OP", "INV"]
+
+# As the library names its daily files, without ending and in small letters.
+FILES = {
+    "ME": "100_portfolios_10x10_daily",
+    "OP": "100_portfolios_me_op_10x10_daily",
+    "INV": "100_portfolios_me_inv_10x10_daily",
+}
+ARRAYS = "ff100_daily.npz"
+PLACE = "fama-french-100"  # where it may lie in a folder of many data sets
+MARKS = (-99.99, -999.0)  # what the library writes for a missing return
+LIBRARY = "https://mba.tuck.dartmouth.edu/pages/faculty/ken.french/data_library.html"
+
+
+@dataclass(frozen=True)
+class FamaFrench:
+    """Fama-French daily returns: 100 portfolios by size and a second trait, a row for each day.
+
+    sort: the second trait: "ME" book-to-market, "OP" operating profitability, "INV" investment.
+    folder: where the library's CSV or zip file lies, or ff100_daily.npz with arrays ME, OP and INV
+    in hundredths of a percent; itself or in its fama-french-100. Without one, the folder that the
+    environment variable FEDMINIMAX_DATA names. The data may not be passed on: download them from
+    the library.
+    weighting: which table of a CSV: portfolios weighted by "value", or each stock "equal".
+    partition: a client has a period of days ("contiguous"), or days drawn at random ("iid").
+    missing: "mask" gives rows (returns, present), with 0 and 0 for a missing return; "raw" leaves
+    -99.99 in as a return of -99.99 %, as published loaders do.
+    unit: a return of one hundredth is 1 in "percent", as in the files, and 0.01 as a "fraction".
+    """
+
+    sort: Sort = "ME"
+    folder: str = ""
+    clients: int = 8
+    partition: Partition = "contiguous"
+    missing: Literal["mask", "raw"] = "mask"
+    unit: Literal["percent", "fraction"] = "percent"
+    weighting: Literal["value", "equal"] = "value"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = {
+            "sort": get_args(Sort),
+            "missing": ("mask", "raw"),
+            "unit": ("percent", "fraction"),
+            "weighting": ("value", "equal"),
+        }
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                listed = ", ".join(map(repr, values))
+                raise DataError(f"{name} is {getattr(self, name)!r}; use one of {listed}.")
+        check_partition(self.partition, self.clients)
+
+    @property
+    def dimension(self) -> int:
+        return self.percent.shape[1]
+
+    @cached_property
+    def percent(self) -> np.ndarray:
+        """The table as published, a row for each day."""
+        return read(self.file(), self.sort, self.weighting)
+
+    def client_rows(self) -> list[tuple[np.ndarray, ...]]:
+        scale = 1.0 if self.unit == "percent" else 0.01
+        parts = dealt(
+            len(self.percent), self.clients, self.partition, generator(self.seed, "fama-french")
+        )
+        if self.missing == "raw":
+            return [(scale * self.percent[days],) for days in parts]
+        present = (~np.isin(self.percent, MARKS)).astype(np.float64)
+        returns = scale * np.where(present, self.percent, 0.0)
+        return [(returns[days], present[days]) for days in parts]
+
+    def file(self) -> Path:
+        given = self.folder or os.environ.get("FEDMINIMAX_DATA", "")
+        name = FILES[self.sort]
+        if not given:
+            raise DataError(
+                "Where the Fama-French returns are is not known: set `folder`, or the environment "
+                f"variable FEDMINIMAX_DATA, to the folder with {name}.csv ({LIBRARY})."
+            )
+        wanted = (f"{name}.csv", f"{name}_csv.zip", ARRAYS)
+        for place in (Path(given).expanduser(), Path(given).expanduser() / PLACE):
+            there = {file.name.lower(): file for file in place.iterdir()} if place.is_dir() else {}
+            for file in wanted:
+                if file in there:
+                    return there[file]
+        raise DataError(
+            f"The folder {given!r} has none of {', '.join(wanted)}, nor has its {PLACE}: download "
+            f"the daily file from {LIBRARY} and put it there."
+        )
+
+
+def read(file: Path, sort: str, weighting: str) -> np.ndarray:
+    """The days' returns in percent, from any of the three forms of file."""
+    if file.suffix == ".npz":
+        with np.load(file) as arrays:
+            if sort not in arrays:
+                raise DataError(f"{file} has no array {sort!r}; give it one, days by portfolios.")
+            return np.round(arrays[sort] / 100.0, 2)
+    if file.suffix.lower() == ".zip":
+        with zipfile.ZipFile(file) as packed:
+            text = packed.read(packed.namelist()[0]).decode("latin-1")
+    else:
+        text = file.read_text("latin-1")
+    return parse(text, weighting, str(file))
+
+
+def parse(text: str, weighting: str, where: str) -> np.ndarray:
+    """A table of the library's CSV format: remarks; a title such as "Average Value Weighted Returns
+    -- Daily"; a header that begins with a comma; rows of a date and returns up to an empty line;
+    then further tables, which are not read."""
+    title = f"average {weighting} weighted returns"
+    lines = iter(text.splitlines())
+    if not any(title in line.lower() for line in lines):
+        raise DataError(
+            f'{where} has no table "{title.title()}"; give the daily CSV file of the library as it '
+            "was downloaded."
+        )
+    header = next(lines, "")
+    rows = []
+    for line in lines:
+        if not line.strip():
+            break
+        rows.append(line)
+    names = header.split(",")[1:]
+    if not names or not rows:
+        raise DataError(
+            f'{where}: the table "{title.title()}" has {len(names)} portfolios and {len(rows)} '
+            "days; download the file again."
+        )
+    try:
+        table = np.loadtxt(io.StringIO("\n".join(rows)), delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise DataError(f'{where}, table "{title.title()}": {error}.') from error
+    if table.shape[1] != len(names) + 1:
+        raise DataError(
+            f"{where} has {len(names)} portfolios in its header and {table.shape[1] - 1} returns a "
+            "day; download the file again."
+        )
+    return table[:, 1:]

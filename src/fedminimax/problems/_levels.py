@@ -1,0 +1,55 @@
+"""What can be told of a composition before it is trained: whether its levels fit together."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedminimax.types import Batch, Point, Problem
+
+
+def check_levels(problem: Problem, point: Point, batch: Batch) -> tuple[int, ...]:
+    """The lengths of x and of the inner values, from one client's rows and without an exchange.
+
+    A level that cannot take what the level before it returns, or that does not return a vector, or
+    a last one that does not return a number, is refused by its number. A level that takes vectors
+    of any length (by broadcasting, say) cannot be told from one that fits.
+    """
+    name, value = type(problem).__name__, point.x
+    lengths = [len(value)]
+    for level in range(1, problem.depth + 1):
+        last = level == problem.depth
+        source = "x" if level == 1 else f"what level {level - 1} returns"
+        try:
+            with torch.no_grad():
+                result = (
+                    problem.outer(value, point.y, batch)
+                    if last
+                    else problem.inner(level, value, batch)
+                )
+        except Exception as error:
+            raise ValueError(
+                f"level {level} of {name} (of {problem.depth}) cannot be applied to {source}, a "
+                f"vector of length {len(value)}: {error}. Give levels of which each takes what "
+                "the one before it returns"
+            ) from error
+        _check_shape(result, last, f"level {level} of {name} (of {problem.depth})")
+        if not last:
+            value = result
+            lengths.append(len(value))
+    return tuple(lengths)
+
+
+def _check_shape(result: object, last: bool, where: str) -> None:
+    if not isinstance(result, Tensor):
+        raise ValueError(f"{where} returns a {type(result).__name__}; return a tensor")
+    if last and result.dim() != 0:
+        raise ValueError(
+            f"{where} returns a tensor of shape {tuple(result.shape)}; the last level returns a "
+            "number: sum it, or average it with batch.mean"
+        )
+    if not last and result.dim() != 1:
+        raise ValueError(
+            f"{where} returns a tensor of shape {tuple(result.shape)}; an inner level returns a "
+            "vector (use .flatten(), or .reshape(1) for a number)"
+        )

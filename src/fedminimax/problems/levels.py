@@ -1,0 +1,107 @@
+"""A composition of K levels whose minimum is known, however the clients differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedminimax.metrics.optimality import Full
+from fedminimax.types import Ask, Batch, Point, Problem
+
+
+class Levels(Problem):
+    """A composition of any depth with heterogeneous levels, solved exactly by x = (1, ..., 1).
+
+    With e = u - (1, ..., 1, 0), the distance of a level's input from the solution, and every
+    function of e taken coordinate by coordinate, client n has
+
+        F_n^(k)(u) = (1, ..., 1, 0) + g(e) + A_n^(k) phi(e) + b_n^(k)          k = 1 .. K - 1
+        F_n^(K)(u) = |w|^2 / 2  -  b_n^(K)'e  +  pull * s                      e = (w, s)
+
+        phi(e) = sin e + 1 - cos e,      g(e) = ( e + bend * phi(e) ) / ( 1 + bend )
+
+    x has `dimension` coordinates and enters level 1 with a last coordinate of 0; inner values have
+    one more. A row holds (A, b), and a client's A and b are the means of its rows: since they enter
+    linearly and average to 0 over clients (`LevelsData`, all clients weighing the same), every mean
+    level is that with A = b = 0. Its g is increasing, so x = (1, ..., 1) is the only stationary
+    point, and the minimum there is 0: the loss is the excess over it. At the solution the mean
+    Jacobians are the identity, and so is the Hessian, at every depth.
+
+    J_n^(k) differs between clients by A_n^(k) and F_n^(k) by b_n^(k): two dials. The last
+    coordinate s of the inner values is 0 in the mean; `pull` makes the gradient of the last level
+    different from 0 at the solution, (0, ..., 0, pull), so that the Jacobians of successive levels
+    meet a gradient there.
+
+    A method that evaluates a level at a client's own value, and averages afterwards, keeps a bias:
+    the covariances over clients of the Jacobian of a level with the value of the level before it,
+    and with the gradient that is pulled back through it. Without a spread of the Jacobians both are
+    0, and what is left is the curvature of the mean levels times the spread of the values, which
+    shrinks with the recursion rate and is 0 with `bend` 0. Without a spread of the values both are
+    0 at the solution, unless `pull` is not.
+    """
+
+    monitor = "slope"
+
+    def __init__(
+        self,
+        dimension: int,
+        depth: int = 3,
+        bend: float = 0.3,
+        pull: float = 0.0,
+        x0: float = 0.0,
+    ):
+        """`bend` is how far the mean levels are from linear; x0 is where every coordinate
+        starts."""
+        if dimension < 1 or depth < 1:
+            raise ValueError(f"dimension is {dimension} and depth {depth}; give at least 1")
+        if not 0 <= bend <= 0.7:
+            raise ValueError(
+                f"bend is {bend!r}; give a number between 0 and 0.7: beyond, the mean levels are "
+                "not increasing and the minimum is not the only stationary point"
+            )
+        self.dimension, self.depth = dimension, depth
+        self.bend, self.pull, self.x0 = bend, pull, x0
+
+    def start(self) -> Point:
+        return Point(torch.full((self.dimension,), self.x0), torch.zeros(0))
+
+    def solution(self, like: Tensor) -> Tensor:
+        return torch.ones_like(like[: self.dimension])
+
+    def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
+        if not 0 < level < self.depth:
+            return super().inner(level, value, batch)
+        matrices, offsets = self._means(level, batch)
+        around = torch.cat([self.solution(value), value.new_zeros(1)])
+        if level == 1:
+            value = torch.cat([value, value.new_zeros(1)])
+        away = value - around
+        bent = torch.sin(away) + 1 - torch.cos(away)
+        mean = (away + self.bend * bent) / (1 + self.bend)
+        return around + mean + matrices @ bent + offsets
+
+    def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        _, tilt = self._means(self.depth, batch)
+        away, last = value[: self.dimension] - 1, value[self.dimension :]
+        tilted = tilt[: self.dimension] @ away + tilt[self.dimension : len(value)] @ last
+        return away @ away / 2 - tilted + self.pull * last.sum()
+
+    def _means(self, level: int, batch: Batch) -> tuple[Tensor, Tensor]:
+        matrices, offsets = batch.rows
+        if offsets.shape[1:] != (self.depth, self.dimension + 1):
+            levels, size = offsets.shape[1:]
+            raise ValueError(
+                f"the rows are for {levels} levels and dimension {size - 1}, the problem has depth "
+                f"{self.depth} and dimension {self.dimension}: give both the same"
+            )
+        # The last level has an offset and no matrix.
+        return batch.mean(matrices[:, level - 1 : level]).sum(0), batch.mean(offsets[:, level - 1])
+
+    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+        """The federation's loss, the length of its gradient, and the distance to the solution."""
+        full = Full(self, ask)
+        slope = torch.linalg.vector_norm(full.gradients(point).x)
+        distance = torch.linalg.vector_norm(point.x - self.solution(point.x))
+        return {"loss": full.value(point), "slope": float(slope), "distance": float(distance)}

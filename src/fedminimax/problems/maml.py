@@ -1,0 +1,152 @@
+"""Model-agnostic meta-learning with several inner steps, as a composition."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fedminimax.problems._network_problem import NetworkProblem
+from fedminimax.types import Ask, Batch, Point
+
+
+class MAML(NetworkProblem):
+    """Multi-step meta-learning: the weights from which K - 1 gradient steps on a task's support
+    rows fit its query rows (Finn et al. 2017).
+
+    There are T tasks, and each may have rows at many clients. The inner values hold the weights of
+    all tasks, u = (u_1, ..., u_T), each of the network's length, and every level is a mean over
+    clients, as papers/fed-dr-scgd.txt (eq. 1) has it:
+
+        F^(1)(x)_t = x   - inner_lr * grad S_t(x)                        every task leaves from x
+        F^(k)(u)_t = u_t - inner_lr * grad S_t(u_t)                      k = 2 .. K - 1
+        F^(K)(u)   = mean over tasks of Q_t(u_t)
+
+    with S_t and Q_t the mean squared error over the federation's support and query rows of task t.
+    So the objective is MAML's, the mean over tasks of Q_t after K - 1 steps on S_t; it is a true
+    composition because a task's step is made of the rows of several clients, and no client could
+    take it alone. (Were every task at one client only, and its adaptation that client's own affair,
+    the objective would be a plain mean of the clients' own compositions: depth 1, not this
+    problem.) Depth 1 is no adaptation: plain regression on the query rows.
+
+    A row is (input, target, task, query), query being 1 for query rows. Client n contributes its
+    rows of task t, divided by the share of such rows in the federation, and nothing where it has
+    none; so clients with few tasks differ much, in values and in Jacobians. Inner vectors have T
+    times the network's length, and so has what methods send for them. Derivatives are exact: the
+    Jacobian of a step needs second derivatives of the network.
+
+    Measures, on the rows of the split: `loss`, the query loss after adaptation; `loss_before` at x
+    itself; `worst` and `worst_before`, those of the client whose own query rows fare worst, after
+    the same adaptation.
+    """
+
+    def __init__(self, module: nn.Module, depth: int = 3, inner_lr: float = 0.01):
+        """`depth` is K: there are depth - 1 inner steps."""
+        super().__init__(module)
+        if depth < 1:
+            raise ValueError(f"depth is {depth}; give at least 1: one more than the inner steps")
+        if not (math.isfinite(inner_lr) and inner_lr >= 0):
+            raise ValueError(f"inner_lr is {inner_lr!r}; give a finite number of at least 0")
+        if self.network.has_norms:
+            raise ValueError(
+                "the module has batch-norm layers, which would mix the rows of tasks: use a "
+                "network without them"
+            )
+        self.depth, self.inner_lr = depth, inner_lr
+        self._shares: Tensor | None = None  # (2, T): of support and of query rows, per task
+
+    def start(self) -> Point:
+        return Point(self.network.start(), torch.zeros(0))
+
+    def prepare(self, ask: Ask) -> MAML:
+        """Asks how many tasks there are, and for the share of each task's rows."""
+        prepared = copy.copy(self)
+        prepared._shares = self._asked_shares(ask)
+        return prepared
+
+    def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
+        if not 0 < level < self.depth:
+            return super().inner(level, value, batch)
+        return self._step(value, self._known_shares(value), batch)
+
+    def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        return self._losses(value, self._known_shares(value)[1], batch, query=1).mean()
+
+    def _step(self, value: Tensor, shares: Tensor, batch: Batch) -> Tensor:
+        """One step of every task's weights on this client's part of its support loss."""
+        blocks = self._blocks(value, shares.shape[1])
+        slope = grad(lambda b: self._losses(b, shares[0], batch, query=0).sum())(blocks)
+        return (blocks - self.inner_lr * slope).reshape(-1)
+
+    def _losses(self, value: Tensor, share: Tensor, batch: Batch, query: int) -> Tensor:
+        """This client's part of each task's loss: their mean over clients is the loss."""
+        inputs, target, task, kind = batch.rows
+        blocks = self._blocks(value, len(share))
+        made = vmap(lambda weights: self.network(weights, inputs).flatten())(blocks)
+        here = (task == torch.arange(len(share))[:, None]) & (kind == query)
+        return batch.mean(((made - target).square() * here).T) / share
+
+    def _blocks(self, value: Tensor, tasks: int) -> Tensor:
+        """The weights of every task, one a row; x serves them all."""
+        return value.reshape(-1, self.network.length).expand(tasks, -1)
+
+    def _known_shares(self, like: Tensor) -> Tensor:
+        if self._shares is None:
+            raise ValueError("MAML has not asked its clients about their tasks: call prepare first")
+        return self._shares.to(like.dtype)
+
+    def _asked_shares(self, ask: Ask) -> Tensor:
+        tasks = max(int(reply[0]) for reply in ask.each("tasks"))
+        (shares,) = ask.mean("shares", torch.tensor(tasks))
+        for kind, share in zip(("support", "query"), shares, strict=True):
+            if lacking := [t for t in range(tasks) if not share[t] > 0]:
+                raise ValueError(
+                    f"task {lacking[0]} has no {kind} rows at any client: number the tasks 0, 1, "
+                    "..., and give each of them support and query rows"
+                )
+        return shares
+
+    def answer(
+        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
+        """- tasks (): the largest task number plus one.
+        - shares (T): the shares of support and query rows of each task.
+        - adapt (u, shares): a step of every task.
+        - query (u, shares): this client's part of the loss of every task.
+        - own (u, T): its loss over its own query rows; not a number if it has none.
+        """
+        task, kind = batch.rows[2], batch.rows[3]
+        if question == "tasks":
+            return ((task.max() + 1).reshape(1),)
+        if question == "shares":
+            here = task[:, None] == torch.arange(int(vectors[0]))
+            held = torch.stack([here & (kind == query)[:, None] for query in (0, 1)], dim=1)
+            return (batch.mean(held.to(batch.weight.dtype)),)
+        if question == "adapt":
+            return (self._step(vectors[0], vectors[1], batch),)
+        if question == "query":
+            return (self._losses(vectors[0], vectors[1][1], batch, query=1),)
+        if question == "own":
+            tasks = int(vectors[1])
+            total = self._losses(vectors[0], vectors[0].new_ones(tasks), batch, query=1).sum()
+            return ((total / batch.mean((kind == 1).to(total.dtype))).reshape(1),)
+        return super().answer(question, vectors, batch)
+
+    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+        # The rows of a split have shares of their own.
+        shares, value = self._asked_shares(ask).to(point.x.dtype), point.x
+        found, tasks = {}, torch.tensor(shares.shape[1])
+        for name, steps in (("_before", 0), ("", self.depth - 1)):
+            for _ in range(steps):
+                value = ask.mean("adapt", value, shares)[0].to(point.x.dtype)
+            (losses,) = ask.mean("query", value, shares)
+            own = [float(reply[0]) for reply in ask.each("own", value, tasks)]
+            found[f"loss{name}"] = float(losses.mean())
+            # A client without query rows has no loss of its own.
+            held = [loss for loss in own if not math.isnan(loss)]
+            found[f"worst{name}"] = max(held, default=math.nan)
+        return found
