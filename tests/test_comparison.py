@@ -7,7 +7,7 @@ import pytest
 from fedminimax import cli
 from fedminimax.config import ConfigError
 from fedminimax.experiment import load
-from fedminimax.report.comparison import Comparison, Plan, compare, markdown
+from fedminimax.report.comparison import Comparison, Job, Line, Plan, compare, fitted, markdown
 
 FILE = """
 [data]
@@ -56,10 +56,10 @@ def test_each_method_is_tuned_over_its_own_options_and_repeated(file, tmp_path):
     for line in lines:
         # LocalSGDA has no option `lr`; CODASCA's small one does not arrive in 12 rounds.
         assert line.chosen == (() if line.label == "plain" else (("method.lr", 0.05),))
-        assert len(line.rounds) == len(line.values) == 2
+        assert len(line.rounds) == len(line.histories) == 2
     folder = tmp_path / "runs" / "corrected_spread=5_lr=0.05_seed=1"
     last = load(folder).history[-1]
-    assert lines[3].values[1] == last["train"]["distance"]
+    assert lines[3].histories[1][-1]["train"]["distance"] == last["train"]["distance"]
     assert lines[3].rounds[0] == comparison.plan.reached(load(folder).history)
     table = markdown(file, comparison, lines)
     assert f"| 5 | corrected | 0.05 | {lines[3].rounds[0]:g} |" in table
@@ -88,6 +88,37 @@ def test_keys_that_change_together_and_a_grid_of_a_method_s_own(file, tmp_path):
     )
     with pytest.raises(ConfigError, match="has the value 1; give 2 numbers"):
         compare(file, tmp_path / "others", workers=1)
+
+
+def test_a_method_may_have_sections_of_its_own_and_seeds_may_be_of_the_data(file, tmp_path):
+    own = """
+[methods.corrected.run]
+rounds = 6
+[methods.corrected.problem]
+name = "quadratic"
+tau = 5.0
+[compare]
+seeds = ["run.seed", "data.seed"]
+"""
+    file.write_text(FILE.replace("[compare]\n", own))
+    comparison = Comparison(file)
+    plain, corrected = (
+        comparison.experiment(Job((), label, (), 3)) for label in ("plain", "corrected")
+    )
+    assert (plain.run.rounds, corrected.run.rounds) == (12, 6)
+    assert (plain.problem.options, corrected.problem.options) == ({}, {"tau": 5.0})
+    assert corrected.run.seed == corrected.data.options["seed"] == 3
+
+
+def test_the_exponent_of_a_key_is_fitted(file, tmp_path):
+    lines = [
+        Line((("data.clients", n), ("data.spread", 1)), "plain", (), [rounds] * 2, [])
+        for n, rounds in ((1, 80), (2, 40), (4, 20))
+    ]
+    found = list(fitted("data.clients", lines))
+    assert found == ["- plain, data.spread = 1: rounds grow as data.clients to the power -1.00."]
+    never = lines[0]._replace(rounds=[math.inf, math.inf])
+    assert "no exponent" in next(fitted("data.clients", [never, *lines[1:]]))
 
 
 def test_what_is_done_is_not_done_again(file, tmp_path):

@@ -265,7 +265,8 @@ class Trainer:
                 number, _, rest = rest.partition(".")
                 owner = f"client {number}"
             parts.setdefault(owner, {})[rest] = value
-        server = type(self.state.server)(**grown(parts.pop("server")))
+        # A field that is a tuple without entries is not in a checkpoint.
+        server = self.state.server._replace(**grown(parts.pop("server")))
         self.state = State(about["round"], about["iteration"], server, Cost(*about["cost"]))
         kind = kept_type(self.store.fields)
         kept = {

@@ -4,13 +4,17 @@ Beside the sections of an experiment, such a file has
 
     [methods.LABEL]     a method (name and options) for each line of the table
     [compare]           below = 1e-3      count the rounds until the metric is below (or above) this
-                        repeats = 5       seeds
+                        repeats = 5       seeds 0 .. 4
+                        seeds = ["run.seed", "data.seed"]      what they are the seeds of
                         metric = "..."    if not the problem's own
+                        fit = "data.clients"      the power of this key by which rounds grow
+                        figure = "last" or "curves"      drawn beside the table
     [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on the first seed
     [vary]              "problem.tau" = [1, 10]      a table of lines for each value
 
 Keys that change together are joined: "method.primal_lr, method.dual_lr" = [[0.1, 0.1], [1, 1]]. A
-method may have a grid of its own, [methods.LABEL.grid].
+method may have a grid of its own, [methods.LABEL.grid], and sections of its own, such as
+[methods.LABEL.problem] or [methods.LABEL.run], whose keys go before the common ones.
 
 Every run has a folder, so an interrupted comparison goes on where it stopped.
 """
@@ -20,17 +24,26 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from rich.progress import track
 
-from fedminimax.config import CHOICES, ConfigError, Experiment, changed, read_toml, suggest
+from fedminimax.config import (
+    CHOICES,
+    FIXED,
+    ConfigError,
+    Experiment,
+    changed,
+    read_toml,
+    suggest,
+)
 from fedminimax.engine.trainer import succeeded
 from fedminimax.experiment import experiment_of, load, resume, run_experiment, settled
 from fedminimax.report.tables import bytes_text, number_text
@@ -47,6 +60,9 @@ class Plan:
     larger: bool
     target: float | None = None
     repeats: int = 1
+    seeds: tuple[str, ...] = ("run.seed",)
+    fit: str | None = None
+    figure: Literal["last", "curves"] | None = None
 
     def reached(self, history: list[dict[str, Any]]) -> float:
         """The first evaluated round at which the metric is good enough; infinity if none is."""
@@ -57,9 +73,12 @@ class Plan:
                 return record["round"]
         return math.inf
 
+    def split(self, record: dict[str, Any]) -> str:
+        """The rows by which a run is judged."""
+        return next(s for s in ("validation", "train", "test") if s in record)
+
     def value(self, record: dict[str, Any]) -> float | None:
-        split = next(s for s in ("validation", "train", "test") if s in record)
-        value = record[split].get(self.metric)
+        value = record[self.split(record)].get(self.metric)
         return value if value is not None and math.isfinite(value) else None
 
     def badness(self, history: list[dict[str, Any]], finished: bool) -> tuple[float, float]:
@@ -86,10 +105,7 @@ class Line(NamedTuple):
     label: str
     chosen: Change
     rounds: list[float]
-    values: list[float | None]
-    gradients: int
-    bytes_up: int
-    exchanges: int
+    histories: list[list[dict[str, Any]]]
 
 
 class Comparison:
@@ -100,31 +116,44 @@ class Comparison:
         if not table.get("methods"):
             raise ConfigError(f"{path} has no [methods.LABEL]: add one for each method to compare")
         self.base = {name: part for name, part in table.items() if name not in OWN}
-        self.methods: dict[str, Any] = {
-            label: {key: value for key, value in method.items() if key != "grid"}
-            for label, method in table["methods"].items()
-        }
+        sections = ("grid", *CHOICES, *FIXED)
+        self.methods: dict[str, Any] = {}
+        self.own: dict[str, dict[str, Any]] = {}  # sections that a method changes
+        for label, method in table["methods"].items():
+            self.own[label] = {name: method[name] for name in sections[1:] if name in method}
+            self.methods[label] = {k: v for k, v in method.items() if k not in sections}
         common = table.get("grid", {})
         self.grids: dict[str, dict[str, list]] = {
             label: method.get("grid", common) for label, method in table["methods"].items()
         }
         self.vary: dict[str, list] = table.get("vary", {})
+        self.seeds: tuple[str, ...] = ("run.seed",)
         self.plan = self._plan(table.get("compare", {}))
+        self.seeds = self.plan.seeds
 
     def _plan(self, given: dict[str, Any]) -> Plan:
-        known = ("metric", "below", "above", "repeats")
+        known = ("metric", "below", "above", "repeats", "seeds", "fit", "figure")
         for key in given:
             if key not in known:
                 raise ConfigError(f"[compare] has no key {key!r}; {suggest(key, known)}")
+        figure = given.get("figure")
+        if figure not in (None, "last", "curves"):
+            raise ConfigError(f'[compare] figure is {figure!r}; give "last" or "curves"')
+        seeds = tuple(given.get("seeds", ("run.seed",)))
         first = self.experiment(Job((), next(iter(self.methods)), (), 0))
         problem = CHOICES["problem"][first.problem.name]
         metric = given.get("metric", problem.monitor)
         larger = "above" in given or ("below" not in given and problem.larger_is_better)
-        return Plan(metric, larger, given.get("above", given.get("below")), given.get("repeats", 1))
+        target, repeats = given.get("above", given.get("below")), given.get("repeats", 1)
+        return Plan(metric, larger, target, repeats, seeds, given.get("fit"), figure)
 
     def experiment(self, job: Job) -> Experiment:
         table = {**self.base, "method": self.methods[job.label]}
-        for name, value in (*job.varied, *job.chosen, ("run.seed", job.seed)):
+        for section, keys in self.own[job.label].items():
+            named = "name" in keys  # another class: the common options mean nothing to it
+            table[section] = keys if named else {**table.get(section, {}), **keys}
+        seeds = [(name, job.seed) for name in self.seeds]
+        for name, value in (*job.varied, *job.chosen, *seeds):
             section, _, key = name.partition(".")
             table = {**table, section: {**table.get(section, {}), key: value}}
         return Experiment.from_table(changed(table, []))
@@ -169,19 +198,8 @@ def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Li
     for varied, label in pairs:
         same = [job for job in repeats if (job.varied, job.label) == (varied, label)]
         histories = [results[job][1] for job in same]
-        last = histories[0][-1]
-        lines.append(
-            Line(
-                varied,
-                label,
-                best[varied, label],
-                [comparison.plan.reached(history) for history in histories],
-                [comparison.plan.value(history[-1]) for history in histories],
-                last["gradients"],
-                last["bytes_up"],
-                last["exchanges"],
-            )
-        )
+        rounds = [comparison.plan.reached(history) for history in histories]
+        lines.append(Line(varied, label, best[varied, label], rounds, histories))
     return comparison, lines
 
 
@@ -194,7 +212,9 @@ def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
     if plan.target is not None:
         sign = ">=" if plan.larger else "<="
         heads += [f"rounds to {plan.metric} {sign} {plan.target:g}", "times the fewest"]
-    heads += [f"last {plan.metric}", "gradients", "up", "exchanges"]
+    tested = "test" in lines[0].histories[0][-1] and plan.split(lines[0].histories[0][-1]) != "test"
+    heads += [f"last {plan.metric}"] + ([f"test {plan.metric}"] if tested else [])
+    heads += ["gradients", "up", "exchanges"]
     text = [f"Made by `fedminimax compare {path}`; median and range over {plan.repeats} seeds.", ""]
     text += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for line in lines:
@@ -204,13 +224,35 @@ def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
         if plan.target is not None:
             fewest = min(statistics.median(o.rounds) for o in lines if o.varied == line.varied)
             cells += [_range(line.rounds), _times(statistics.median(line.rounds), fewest)]
-        cells.append(_range([math.inf if v is None else v for v in line.values]))
-        cells += [str(line.gradients), bytes_text(line.bytes_up), str(line.exchanges)]
+        last = line.histories[0][-1]
+        cells.append(_range([plan.value(history[-1]) for history in line.histories]))
+        if tested:
+            cells.append(_range([h[-1]["test"].get(plan.metric) for h in line.histories]))
+        cells += [str(last["gradients"]), bytes_text(last["bytes_up"]), str(last["exchanges"])]
         text.append("| " + " | ".join(cells) + " |")
+    if plan.fit is not None:
+        text += ["", *fitted(plan.fit, lines)]
     return "\n".join(text) + "\n"
 
 
-def _range(values: list[float]) -> str:
+def fitted(key: str, lines: list[Line]) -> Iterator[str]:
+    """For each method, and each value of what else varies, rounds ~ key^exponent."""
+    groups: dict[tuple[str, Change], list[tuple[float, float]]] = {}
+    for line in lines:
+        rest = tuple(pair for pair in line.varied if pair[0] != key)
+        point = (dict(line.varied)[key], statistics.median(line.rounds))
+        groups.setdefault((line.label, rest), []).append(point)
+    for (label, rest), points in groups.items():
+        where = "".join(f", {name} = {_shown(value)}" for name, value in rest)
+        if any(not math.isfinite(rounds) or not rounds for _, rounds in points):
+            yield f"- {label}{where}: no exponent, because a target was not reached."
+            continue
+        slope = np.polyfit(*np.log(np.array(points)).T, 1)[0]
+        yield f"- {label}{where}: rounds grow as {key} to the power {slope:.2f}."
+
+
+def _range(found: Sequence[float | None]) -> str:
+    values = [math.inf if value is None else value for value in found]
     middle, low, high = statistics.median(values), min(values), max(values)
     shown = [number_text(v) if math.isfinite(v) else "never" for v in (middle, low, high)]
     return shown[0] if low == high else f"{shown[0]} ({shown[1]} to {shown[2]})"
