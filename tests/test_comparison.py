@@ -121,6 +121,14 @@ def test_the_exponent_of_a_key_is_fitted(file, tmp_path):
     assert "no exponent" in next(fitted("data.clients", [never, *lines[1:]]))
 
 
+def test_tuning_may_be_shorter_than_what_is_reported(file, tmp_path):
+    file.write_text(FILE.replace("[compare]\n", "[compare]\ntuning_rounds = 3\n"))
+    lines = compare(file, tmp_path / "runs", workers=1)[1]
+    assert {len(history) for line in lines for history in line.histories} == {13}
+    tuned = load(tmp_path / "runs" / "corrected_spread=5_lr=0.05_seed=0_rounds=3")
+    assert tuned.rounds == 3
+
+
 def test_what_is_done_is_not_done_again(file, tmp_path):
     first = compare(file, tmp_path / "runs", workers=1)[1]
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("final.safetensors")}
@@ -141,6 +149,9 @@ def test_rounds_to_a_target():
     assert Plan("loss", larger=False, target=2.0).reached(records) == 1
     assert Plan("loss", larger=False, target=0.1).reached(records) == math.inf
     assert Plan("loss", larger=True, target=3.0).reached(records) == 0
+    assert Plan("loss", larger=False, target=2.0, settles=True).reached(records) == 3
+    assert Plan("loss", larger=False, target=3.0, settles=True).reached(records[:2]) == 0
+    assert Plan("loss", larger=False, target=0.1, settles=True).reached(records) == math.inf
     assert Plan("loss", larger=False).badness(records, finished=False) == (math.inf, math.inf)
 
 
@@ -165,3 +176,37 @@ def test_mistakes_are_named(text, sentence, tmp_path):
     path.write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         Comparison(path)
+
+
+# Figures
+
+
+@pytest.mark.parametrize("figure", ["last", "curves"])
+def test_a_figure_is_drawn_beside_the_table_and_is_the_same_every_time(file, tmp_path, figure):
+    file.write_text(FILE.replace("[compare]", f'[compare]\nfigure = "{figure}"'))
+    table = tmp_path / "page.md"
+    arguments = ["compare", str(file), "--folder", str(tmp_path / "runs"), "-o", str(table)]
+    assert cli.main(arguments) == 0
+    drawn = (tmp_path / "page.svg").read_text()
+    assert "![distance](page.svg)" in table.read_text()
+    for text in ("plain", "corrected", "distance"):
+        assert f">{text}</text>" in drawn
+    panels = {
+        "last": ["data.spread"],
+        "curves": ["data.spread = 1", "data.spread = 5", "gradients"],
+    }
+    for text in panels[figure]:
+        assert f">{text}</text>" in drawn
+    assert cli.main(arguments) == 0
+    assert (tmp_path / "page.svg").read_text() == drawn
+
+
+def test_a_figure_of_nothing_varied_is_refused(file, tmp_path, capsys):
+    bare = FILE.replace('[vary]\n"data.spread" = [1.0, 5.0]\n', "")
+    file.write_text(bare.replace("[compare]", '[compare]\nfigure = "last"'))
+    arguments = ["compare", str(file), "--folder", str(tmp_path / "runs")]
+    assert cli.main([*arguments, "-o", str(tmp_path / "page.md")]) == 2
+    assert "draws against the first key of [vary]: add one" in capsys.readouterr().err
+    file.write_text(FILE.replace("[compare]", '[compare]\nfigure = "pie"'))
+    assert cli.main(arguments) == 2
+    assert 'figure is \'pie\'; give "last" or "curves"' in capsys.readouterr().err

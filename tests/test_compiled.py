@@ -15,15 +15,17 @@ import pytest
 import torch
 from rows import Row, federation_of
 from table import ROWS
+from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.round import Federation, play_round
-from fedminimax.engine.vectorised import _CLOCK, _LAST_CLOCK, _only_where
+from fedminimax.engine.vectorised import _CLOCK, _differing
 from fedminimax.engine.work import Result, Work, at_step, mean
 from fedminimax.types import Phase
 
+_LAST_CLOCK = _differing("steps", "client", "step", "iteration")
 ROUNDS = 5  # at least two of each kind in the rows whose stages have two rounds
 
 
@@ -97,7 +99,7 @@ class Compiled(Debug):
             client = vmap(begin, (0, _CLOCK))(kept, own)
             for number in range(most):
                 moved = vmap(step, (0, 0, _CLOCK))(client, draws[number], at_step(own, number))
-                client = _only_where(number < steps, moved, client) if unequal else moved
+                client = where(number < steps, moved, client) if unequal else moved
             result = vmap(finish, (0, _LAST_CLOCK))(client, at_step(own, steps))
             new = phase.aggregate(problem, server, mean(result.up, weights), clock)
             return result, new
@@ -111,6 +113,15 @@ class Compiled(Debug):
         made = torch._dynamo.lookup_backend(self.backend)(module, inputs)
         self.graphs += 1  # afterwards: a backend may ask for another trace before it is done
         return made
+
+
+def where(active: Tensor, new: Any, old: Any) -> Any:
+    """A client that has taken all its steps stays as it was."""
+
+    def choose(n: Tensor, o: Tensor) -> Tensor:
+        return torch.where(active.reshape(-1, *([1] * (n.dim() - 1))), n, o)
+
+    return tree_map(choose, new, old)
 
 
 def compare(row: Row, backend: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from fedminimax.experiment import (
 from fedminimax.metrics.ranking import auc
 from fedminimax.report.comparison import compare, markdown
 from fedminimax.report.demo import demo
+from fedminimax.report.figures import draw
 from fedminimax.report.tables import (
     Compared,
     bytes_text,
@@ -104,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print one JSON line per run")
     command.add_argument("--folder", type=Path, help="of a file's runs (default: runs/NAME)")
     command.add_argument("--workers", type=int, default=1, help="runs of a file at the same time")
-    command.add_argument("-o", "--output", type=Path, help="also write a file's table here")
+    command.add_argument(
+        "-o", "--output", type=Path, help="also write a file's table, and figure, here"
+    )
     command.set_defaults(command=_compare)
 
     command = commands.add_parser("list", help="what an experiment can name, one sentence each")
@@ -221,11 +224,17 @@ def _compare_file(options: argparse.Namespace) -> int:
     if others or options.workers < 1:
         raise ValueError("give one comparison file at a time, and at least one worker")
     folder = options.folder or RUNS / path.stem
-    text = markdown(path, *compare(path, folder, options.workers))
+    found = compare(path, folder, options.workers)
+    if options.output is None:
+        print(markdown(path, *found), end="")
+        return 0
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    figure = options.output.with_suffix(".svg") if found[0].plan.figure else None
+    if figure is not None:
+        draw(*found, figure)
+    text = markdown(path, *found, figure=None if figure is None else figure.name)
     print(text, end="")
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text, encoding="utf-8")
+    options.output.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -57,7 +57,10 @@ class FedDRSCGD(DoublyRecursive):
 
     lr: Rate = 0.1  # gamma * eta
     maximises: ClassVar[bool] = False
-    reference: ClassVar[str] = "papers/fed-dr-scgd.txt, Algorithm 1"
+    reference: ClassVar[str] = (
+        "Gao, A Doubly Recursive Stochastic Compositional Gradient Descent Method for Federated "
+        "Multi-Level Compositional Optimization, ICML 2024, Alg. 1"
+    )
 
     def reached(self, client: Any, clock: Clock) -> Point:
         return Point(client.x - at(self.lr, clock) * client.momentum[0], client.y)

@@ -43,7 +43,7 @@ class FedDRSCGDA(DoublyRecursive):
     primal_lr: Rate = 0.1
     dual_lr: Rate = 0.1
     sync: Sync = field(default="levelwise", kw_only=True)
-    reference: ClassVar[str] = "none: a K-level minimax form of papers/fed-dr-scgd.txt, Algorithm 1"
+    reference: ClassVar[str] = "none: a K-level minimax form of Fed-DR-SCGD"
 
     def reached(self, client: Any, clock: Clock) -> Point:
         return Point(

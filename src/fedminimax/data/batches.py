@@ -7,7 +7,9 @@ batch of rows uses all of them in every step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -87,13 +89,22 @@ class Draws:
     def stacked(self, step: int, levels: int) -> Draw:
         """The draws of all clients, stacked and padded."""
         if self._index is None:
-            return (self._padded_whole(),) * levels
+            return (self._whole,) * levels
         return tuple(self._gather(rows) for rows in self._index[step])
 
     def rows_used(self, position: int) -> int:
         return int(self._sizes[position])
 
-    def _padded_whole(self) -> Batch:
+    @property
+    def numbers_per_step(self) -> int:
+        """How many numbers the stacked draws of one step hold; those of all rows are held once."""
+        if self._index is None:
+            return 0
+        each = sum(math.prod(column.shape[1:]) for column in self.shards.columns)
+        return int(self._index[0].numel()) * each
+
+    @cached_property
+    def _whole(self) -> Batch:
         longest = int(self._sizes.max())
         starts = self.shards.starts[self.cohort]
         offset = np.minimum(np.arange(longest)[None, :], self._sizes[:, None] - 1)

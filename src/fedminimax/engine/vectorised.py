@@ -12,7 +12,7 @@ from torch.func import vmap
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.trees import tree_map
 from fedminimax.engine.work import Result, Work, at_step, begin, finish, step
-from fedminimax.types import Clock
+from fedminimax.types import Clock, Draw
 
 
 def _differing(*names: str) -> Any:
@@ -21,7 +21,7 @@ def _differing(*names: str) -> Any:
 
 
 _CLOCK = _differing("steps", "client")
-_LAST_CLOCK = _differing("steps", "client", "step", "iteration")
+MOST_NUMBERS = 4_000_000  # of a cohort's rows, gathered at once
 
 
 class Vectorised:
@@ -53,22 +53,32 @@ def run_stacked(work: Work) -> Result:
     """A whole phase of the cohort; all that depends on the method is a function of tensors."""
     steps = torch.from_numpy(work.steps)
     clock = work.clock._replace(steps=steps.to(torch.float64), client=torch.from_numpy(work.cohort))
-    started = vmap(lambda kept, clock: begin(work, kept, clock), in_dims=(0, _CLOCK))
-    moved = vmap(lambda client, draw, clock: step(work, client, draw, clock), (0, 0, _CLOCK))
-    ended = vmap(lambda client, clock: finish(work, client, clock), in_dims=(0, _LAST_CLOCK))
-    client = started(work.kept, clock)
     unequal = bool((steps != steps[0]).any())
-    for number in range(work.most_steps):
-        draw = work.draws.stacked(number, work.problem.depth)
-        new = moved(client, draw, at_step(clock, number))
-        client = _only_where(number < steps, new, client) if unequal else new
-    return ended(client, at_step(clock, steps))
+    state, last = work.kept, work.most_steps
+    # Entering vmap costs as much as a small step: as many steps as may be are taken inside.
+    for first in range(0, max(last, 1), together(work)):
+        numbers = range(first, min(first + together(work), last))
+        draws = tuple(work.draws.stacked(number, work.problem.depth) for number in numbers)
+
+        def part(
+            state: Any, draws: tuple[Draw, ...], clock: Clock, numbers: range = numbers
+        ) -> Any:
+            client = begin(work, state, clock) if numbers.start == 0 else state
+            for number, draw in zip(numbers, draws, strict=True):
+                new = step(work, client, draw, at_step(clock, number))
+                client = _only_where(number < clock.steps, new, client) if unequal else new
+            ends = numbers.stop == last
+            return finish(work, client, at_step(clock, clock.steps.long())) if ends else client
+
+        state = vmap(part, in_dims=(0, 0, _CLOCK))(state, draws, clock)
+    return state
+
+
+def together(work: Work) -> int:
+    """How many steps' rows may lie in memory at once."""
+    return max(1, MOST_NUMBERS // max(work.draws.numbers_per_step, 1))
 
 
 def _only_where(active: Tensor, new: Any, old: Any) -> Any:
     """A client that has taken all its steps stays as it was."""
-
-    def choose(n: Tensor, o: Tensor) -> Tensor:
-        return torch.where(active.reshape(-1, *([1] * (n.dim() - 1))), n, o)
-
-    return tree_map(choose, new, old)
+    return tree_map(lambda n, o: torch.where(active, n, o), new, old)

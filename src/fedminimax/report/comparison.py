@@ -4,6 +4,8 @@ Beside the sections of an experiment, such a file has
 
     [methods.LABEL]     a method (name and options) for each line of the table
     [compare]           below = 1e-3      count the rounds until the metric is below (or above) this
+                        settles = true    and stays there
+                        tuning_rounds = 100     of the runs that only tune; else as many as all
                         repeats = 5       seeds 0 .. 4
                         seeds = ["run.seed", "data.seed"]      what they are the seeds of
                         metric = "..."    if not the problem's own
@@ -61,17 +63,24 @@ class Plan:
     target: float | None = None
     repeats: int = 1
     seeds: tuple[str, ...] = ("run.seed",)
+    settles: bool = False
+    tuning_rounds: int | None = None
     fit: str | None = None
     figure: Literal["last", "curves"] | None = None
 
     def reached(self, history: list[dict[str, Any]]) -> float:
-        """The first evaluated round at which the metric is good enough; infinity if none is."""
-        for record in history:
-            value = self.value(record)
-            good = value is not None and self.target is not None
-            if good and (value >= self.target if self.larger else value <= self.target):  # type: ignore[operator]
-                return record["round"]
-        return math.inf
+        """The first evaluated round at which the metric is good enough, or from which on it is;
+        infinity if there is none."""
+        good = [self.good(record) for record in history]
+        if self.settles:
+            good = [all(good[i:]) for i in range(len(good))]
+        return history[good.index(True)]["round"] if True in good else math.inf
+
+    def good(self, record: dict[str, Any]) -> bool:
+        value = self.value(record)
+        if value is None or self.target is None:
+            return False
+        return value >= self.target if self.larger else value <= self.target
 
     def split(self, record: dict[str, Any]) -> str:
         """The rows by which a run is judged."""
@@ -96,6 +105,7 @@ class Job(NamedTuple):
     label: str
     chosen: Change
     seed: int
+    rounds: int | None = None  # if not as many as the file says
 
 
 class Line(NamedTuple):
@@ -132,7 +142,8 @@ class Comparison:
         self.seeds = self.plan.seeds
 
     def _plan(self, given: dict[str, Any]) -> Plan:
-        known = ("metric", "below", "above", "repeats", "seeds", "fit", "figure")
+        known = ("metric", "below", "above", "repeats", "seeds", "settles", "tuning_rounds")
+        known += ("fit", "figure")
         for key in given:
             if key not in known:
                 raise ConfigError(f"[compare] has no key {key!r}; {suggest(key, known)}")
@@ -145,7 +156,8 @@ class Comparison:
         metric = given.get("metric", problem.monitor)
         larger = "above" in given or ("below" not in given and problem.larger_is_better)
         target, repeats = given.get("above", given.get("below")), given.get("repeats", 1)
-        return Plan(metric, larger, target, repeats, seeds, given.get("fit"), figure)
+        more = (given.get("settles", False), given.get("tuning_rounds"), given.get("fit"), figure)
+        return Plan(metric, larger, target, repeats, seeds, *more)
 
     def experiment(self, job: Job) -> Experiment:
         table = {**self.base, "method": self.methods[job.label]}
@@ -153,7 +165,8 @@ class Comparison:
             named = "name" in keys  # another class: the common options mean nothing to it
             table[section] = keys if named else {**table.get(section, {}), **keys}
         seeds = [(name, job.seed) for name in self.seeds]
-        for name, value in (*job.varied, *job.chosen, *seeds):
+        length = [] if job.rounds is None else [("run.rounds", job.rounds)]
+        for name, value in (*job.varied, *job.chosen, *seeds, *length):
             section, _, key = name.partition(".")
             table = {**table, section: {**table.get(section, {}), key: value}}
         return Experiment.from_table(changed(table, []))
@@ -181,7 +194,7 @@ def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Li
     comparison = Comparison(path)
     pairs = [(v, label) for v in comparison.variations() for label in comparison.methods]
     trials = [
-        Job(varied, label, chosen, 0)
+        Job(varied, label, chosen, 0, comparison.plan.tuning_rounds)
         for varied, label in pairs
         for chosen in comparison.candidates(label)
     ]
@@ -203,8 +216,10 @@ def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Li
     return comparison, lines
 
 
-def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
-    """The table as a document, with the command that makes it."""
+def markdown(
+    path: Path, comparison: Comparison, lines: list[Line], figure: str | None = None
+) -> str:
+    """The table as a document, with the command that makes it, and perhaps its figure."""
     plan = comparison.plan
     tuned = comparison.tuned()
     varied = [name for key in comparison.vary for name in _names(key)]
@@ -219,8 +234,8 @@ def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
     text += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for line in lines:
         chosen = dict(line.chosen)
-        cells = [_shown(value) for _, value in line.varied] + [line.label]
-        cells += [_shown(chosen[key]) if key in chosen else "" for key in tuned]
+        cells = [shown(value) for _, value in line.varied] + [line.label]
+        cells += [shown(chosen[key]) if key in chosen else "" for key in tuned]
         if plan.target is not None:
             fewest = min(statistics.median(o.rounds) for o in lines if o.varied == line.varied)
             cells += [_range(line.rounds), _times(statistics.median(line.rounds), fewest)]
@@ -230,6 +245,8 @@ def markdown(path: Path, comparison: Comparison, lines: list[Line]) -> str:
             cells.append(_range([h[-1]["test"].get(plan.metric) for h in line.histories]))
         cells += [str(last["gradients"]), bytes_text(last["bytes_up"]), str(last["exchanges"])]
         text.append("| " + " | ".join(cells) + " |")
+    if figure is not None:
+        text += ["", f"![{plan.metric}]({figure})"]
     if plan.fit is not None:
         text += ["", *fitted(plan.fit, lines)]
     return "\n".join(text) + "\n"
@@ -243,7 +260,7 @@ def fitted(key: str, lines: list[Line]) -> Iterator[str]:
         point = (dict(line.varied)[key], statistics.median(line.rounds))
         groups.setdefault((line.label, rest), []).append(point)
     for (label, rest), points in groups.items():
-        where = "".join(f", {name} = {_shown(value)}" for name, value in rest)
+        where = "".join(f", {name} = {shown(value)}" for name, value in rest)
         if any(not math.isfinite(rounds) or not rounds for _, rounds in points):
             yield f"- {label}{where}: no exponent, because a target was not reached."
             continue
@@ -258,7 +275,7 @@ def _range(found: Sequence[float | None]) -> str:
     return shown[0] if low == high else f"{shown[0]} ({shown[1]} to {shown[2]})"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
@@ -305,5 +322,6 @@ def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, l
 
 def _name(job: Job) -> str:
     changes = (*job.varied, *job.chosen)
-    parts = [f"{key.rpartition('.')[2]}={_shown(value)}" for key, value in changes]
-    return "_".join([job.label.replace(" ", "-"), *parts, f"seed={job.seed}"])
+    parts = [f"{key.rpartition('.')[2]}={shown(value)}" for key, value in changes]
+    length = [] if job.rounds is None else [f"rounds={job.rounds}"]
+    return "_".join([job.label.replace(" ", "-"), *parts, f"seed={job.seed}", *length])

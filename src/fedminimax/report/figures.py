@@ -1,0 +1,111 @@
+"""The figure of a comparison, drawn beside its table. Needs matplotlib: the extra `plots`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
+
+STYLES = list(itertools.product(("-", "--", ":"), ("o", "s", "^", "v", "D", "x", "*")))
+
+
+def draw(comparison: Comparison, lines: list[Line], path: Path) -> None:
+    """The figure that the file asks for, as SVG or PNG by the path's ending."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError(
+            "a figure needs matplotlib: install fedminimax[plots], or leave [compare] figure out"
+        ) from None
+    # No date and no random names in the file, so that the same runs give the same bytes.
+    settings = {"svg.hashsalt": "fedminimax", "svg.fonttype": "none", "backend": "agg"}
+    with matplotlib.rc_context(settings):
+        kinds = {"last": _last, "curves": _curves}
+        figure = kinds[comparison.plan.figure or "curves"](comparison.plan, lines)
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, metadata=metadata, bbox_inches="tight", dpi=150)
+
+
+def _last(plan: Plan, lines: list[Line]) -> Any:
+    """The last value against the first varied key; a panel for each value of the others."""
+    if not lines[0].varied:
+        raise ValueError('[compare] figure = "last" draws against the first key of [vary]: add one')
+    key = lines[0].varied[0][0]
+    # Keys that change together with the first are shown by it alone.
+    panels = _grouped(lines, lambda line: tuple(p for p in line.varied[1:] if not _tied(lines, p)))
+    figure, axes = _axes(len(panels), 1)
+    for axis, (where, own) in zip(axes[0], panels.items(), strict=True):
+        for style, (label, same) in _styled(_grouped(own, lambda line: line.label)):
+            found = [[plan.value(h[-1]) for h in line.histories] for line in same]
+            values = [[v for v in some if v is not None] or [math.nan] for some in found]
+            middle = [statistics.median(some) for some in values]
+            x = [dict(line.varied)[key] for line in same]
+            axis.plot(x, middle, style, label=label)
+            axis.fill_between(x, [*map(min, values)], [*map(max, values)], alpha=0.15)
+        _titled(axis, where, key, plan.metric)
+        axis.set_yscale("log")
+    axes[0][-1].legend(fontsize="small")
+    return figure
+
+
+def _curves(plan: Plan, lines: list[Line]) -> Any:
+    """The metric against gradients and against megabytes sent up; a row for each variation."""
+    panels = _grouped(lines, lambda line: line.varied)
+    figure, axes = _axes(2, len(panels))
+    for row, (where, own) in zip(axes, panels.items(), strict=True):
+        for style, (label, same) in _styled(_grouped(own, lambda line: line.label)):
+            histories = same[0].histories
+            length = min(map(len, histories))
+            found = [[plan.value(h[i]) for h in histories] for i in range(length)]
+            kept = [i for i, some in enumerate(found) if None not in some]
+            middle = [statistics.median(found[i]) for i in kept]  # type: ignore[type-var]
+            for axis, unit, per in zip(row, ("gradients", "bytes_up"), (1, 1e6), strict=True):
+                x = [histories[0][i][unit] / per for i in kept]
+                axis.plot(x, middle, style, markevery=max(1, len(x) // 8), label=label)
+        for axis, name in zip(row, ("gradients", "megabytes up"), strict=True):
+            _titled(axis, where, name, plan.metric)
+            if all(y > 0 for line in axis.lines for y in line.get_ydata()):
+                axis.set_yscale("log")
+    axes[0][-1].legend(fontsize="small")
+    return figure
+
+
+def _axes(columns: int, rows: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * columns, 3.5 * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _titled(axis: Any, where: Change, x: str, y: str) -> None:
+    axis.set_title(", ".join(f"{name} = {shown(value)}" for name, value in where), fontsize="small")
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.3)
+
+
+def _styled(groups: dict[Any, list[Line]]) -> Sequence[tuple[str, tuple[Any, list[Line]]]]:
+    styles = itertools.cycle(marker + line for line, marker in STYLES)
+    return list(zip(styles, groups.items(), strict=False))
+
+
+def _grouped(lines: list[Line], key: Callable[[Line], Any]) -> dict[Any, list[Line]]:
+    groups: dict[Any, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(key(line), []).append(line)
+    return groups
+
+
+def _tied(lines: list[Line], pair: tuple[str, Any]) -> bool:
+    """Does this key have one value for each value of the first?"""
+    name = pair[0]
+    first = [line.varied[0][1] for line in lines]
+    own = [dict(line.varied)[name] for line in lines]
+    return len(set(zip(first, own, strict=True))) == len(set(first)) and len(np.unique(own)) > 1
