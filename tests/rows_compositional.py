@@ -112,8 +112,10 @@ HEAVY: dict[str, Any] = {
 ROWS = (
     Row("scgdam", LocalSCGDAM(**MAX, local_steps=3), contest, labelled),
     Row("scgdam-auc", LocalSCGDAM(**STEPS_FALL, local_steps=2), compositional_auc, labelled),
-    Row("scgdam-stepped", LocalSCGDAM(**ALL_FALL, local_steps=2, output="inner"),
-        linear_compositional_auc, labelled_by_size),
+    Row("scgdam-stepped", LocalSCGDAM(**ALL_FALL, local_steps=2), linear_compositional_auc,
+        labelled_by_size),
+    Row("scgdam-inner", LocalSCGDAM(**ALL_FALL, local_steps=2, output="inner"), compositional_auc,
+        labelled_by_size),
     Row("scgdam-margin", LocalSCGDAM(**MAX, local_steps=2), margin_compositional_auc, labelled),
     Row("scgdam-sets", LocalSCGDAM(**MAX, local_steps=3), contest_in_sets, labelled),
     Row("scgdam-1", LocalSCGDAM(**MAX, local_steps=3), clients=noisy_by_size),

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,14 @@ def test_notes_are_shown(home, run):
     said = run("run", "mine.toml", "rounds=1").out
     assert "note: column 'sex' has the code 'x' at north and not at east, west" in said
     assert "note:" not in run("run", "mine.toml", "rounds=1", "--quiet").out
+
+
+def test_a_warning_is_a_note(home, run):
+    smoothed = ("method.name=fess_gda", "smoothing=50", "problem.name=auc", "rounds=1", "--quiet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        said = run("run", "mine.toml", *smoothed).err
+    assert re.fullmatch(r"note: FESSGDA: in a round the anchor pulls x back by .*\n", said)
 
 
 def test_a_run_that_stops_early_says_so_and_stays_stopped(home, run):
@@ -418,7 +427,7 @@ def test_list_methods_tells_what_each_costs(run):
     cells = {line.split()[0]: re.split(r"  +", line.strip()) for line in lines if line.strip()}
     assert set(METHODS) <= set(cells)
     _, solves, gradients, exchanges, up, down, partial, reference = cells["sagda"]
-    assert (solves, gradients, exchanges) == ("minimax", "1 + 1 a round", "2")
+    assert (solves, gradients, exchanges) == ("minimax: nonconvex-PL", "1 + 1 a round", "2")
     assert (up, down, partial) == ("2 (dx + dy)", "2 (dx + dy)", "yes")
     assert reference == METHODS["sagda"].reference
 

@@ -63,6 +63,23 @@ def test_each_method_is_tuned_over_its_own_options_and_repeated(file, tmp_path):
     assert lines[3].rounds[0] == comparison.plan.reached(load(folder).history)
     table = markdown(file, comparison, lines)
     assert f"| 5 | corrected | 0.05 | {lines[3].rounds[0]:g} |" in table
+    assert "median and range over 2 seeds; gradients, up and exchanges are those of the" in table
+
+
+def line(label, rounds, length=40):
+    record = {"round": length, "train": {"distance": 1.0}}
+    cost = {"gradients": 1, "bytes_up": 1, "exchanges": 1}
+    return Line((), label, (), rounds, [[{**record, **cost}] for _ in rounds])
+
+
+def test_who_never_arrives_needs_more_than_the_run_has(file):
+    file.write_text(FILE.replace("repeats = 2", "repeats = 1"))
+    lines = [line("fast", [8]), line("slow", [20]), line("lost", [math.inf])]
+    table = markdown(file, Comparison(file), lines)
+    assert f"compare {file}`; 1 seed.\n" in table
+    for cells in ("fast |  | 8 | 1 |", "slow |  | 20 | 2.5 |", "lost |  | never | > 5 |"):
+        assert cells in table
+    assert "lost |  | never | - |" in markdown(file, Comparison(file), lines[2:])
 
 
 def test_keys_that_change_together_and_a_grid_of_a_method_s_own(file, tmp_path):
@@ -117,6 +134,13 @@ def test_the_exponent_of_a_key_is_fitted(file, tmp_path):
     ]
     found = list(fitted("data.clients", lines))
     assert found == ["- plain, data.spread = 1: rounds grow as data.clients to the power -1.00."]
+    both = [
+        line._replace(varied=(*line.varied[:1], ("data.rows", 2 * n)))
+        for n, line in zip((1, 2, 4), lines, strict=True)
+    ]
+    assert list(fitted("data.clients", both)) == [
+        "- plain: rounds grow as data.clients to the power -1.00."
+    ]
     never = lines[0]._replace(rounds=[math.inf, math.inf])
     assert "no exponent" in next(fitted("data.clients", [never, *lines[1:]]))
 
@@ -125,14 +149,19 @@ def test_tuning_may_be_shorter_than_what_is_reported(file, tmp_path):
     file.write_text(FILE.replace("[compare]\n", "[compare]\ntuning_rounds = 3\n"))
     lines = compare(file, tmp_path / "runs", workers=1)[1]
     assert {len(history) for line in lines for history in line.histories} == {13}
-    tuned = load(tmp_path / "runs" / "corrected_spread=5_lr=0.05_seed=0_rounds=3")
+    tuned = load(tmp_path / "runs" / "corrected_spread=5_lr=0.05_seed=2_rounds=3")
     assert tuned.rounds == 3
 
 
 def test_what_is_done_is_not_done_again(file, tmp_path):
     first = compare(file, tmp_path / "runs", workers=1)[1]
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("final.safetensors")}
-    assert len(stamps) == 2 * (1 + 2 + 2)  # tuning shares its first seed with the repeats
+    # Two repeats each; CODASCA's two rates are tuned on a third seed, LocalSGDA has none to tune.
+    assert len(stamps) == 2 * (2 + 2 + 2)
+    tuned = (tmp_path / "runs").glob("*seed=2")
+    assert {path.name for path in tuned} == {
+        f"corrected_spread={s}_lr={lr}_seed=2" for s in (1, 5) for lr in (0.001, 0.05)
+    }
     assert compare(file, tmp_path / "runs", workers=1)[1] == first
     assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
 
@@ -169,6 +198,49 @@ def test_the_command_writes_the_table_it_prints(file, tmp_path, capsys):
         (FILE.replace("below", "bellow"), "did you mean 'below'"),
         (FILE.split("[methods.plain]")[0], "has no \\[methods.LABEL\\]"),
         (FILE.replace('"local_sgda"', '"local_sgdaa"'), "did you mean 'local_sgda'"),
+        (
+            FILE.replace('"codasca"', '"codaska"'),
+            r"\[methods.corrected\] name is 'codaska'; did you mean 'codasca'",
+        ),
+        (FILE.replace('name = "codasca"\n', ""), r"\[methods.corrected\] has no name; add name"),
+        ("methods.plain = 3\n" + FILE.split("[methods.plain]")[0], "methods.plain is 3; write"),
+        (FILE + "[methods.corrected.run.rounds]", "with .*corrected.*: .*run.* rounds is {}"),
+        (FILE.replace("[methods.corrected]", '[methods.corrected]\nrun = "x"'), "run is 'x'; give"),
+        (FILE.replace("repeats = 2", "repeats = 0"), "repeats is 0; give a whole number"),
+        (FILE.replace("repeats = 2", "repeats = 2.5"), "repeats is 2.5; give a whole number"),
+        (FILE + "tuning_rounds = 0", "tuning_rounds is 0; give a whole number"),
+        (FILE.replace("below = 0.5", 'below = "low"'), "below is 'low'; give a number"),
+        (FILE.replace("below = 0.5", "above = true"), "above is True; give a number"),
+        (FILE + "above = 1", "both below and above; leave out one"),
+        (FILE.replace("[1.0, 5.0]", "[]"), r"\[vary\] 'data.spread' is \[\]; give a list"),
+        (FILE.replace("[1.0, 5.0]", "1.0"), r"\[vary\] 'data.spread' is 1.0; give a list"),
+        (FILE.replace("[0.001, 0.05]", "[]"), r"\[grid\] 'method.lr' is \[\]; give a list"),
+        (
+            FILE.replace("[grid]", '[methods.corrected.grid]\n"method.lr" = 1\n[grid]'),
+            r"\[methods.corrected.grid\] 'method.lr' is 1; give a list",
+        ),
+        (FILE + 'fit = "data.clients"', "fit is 'data.clients', which .* known: data.spread"),
+        (FILE + 'seeds = "run.seed"', "seeds is 'run.seed'; give a list of keys"),
+        (FILE + "seeds = []", r"seeds is \[\]; give a list of keys"),
+        (FILE + "seeds = [3]", r"seeds is \[3\]; give a list of keys"),
+        (FILE + 'seeds = ["seed"]', r"seeds is \['seed'\]; give a list of keys"),
+        (FILE + 'seeds = ["data.sed"]', r"\[data\] has no key 'sed'; did you mean 'seed'"),
+        (
+            FILE.replace('"method.lr"', '"method.lrr"'),
+            "none of plain, corrected has; did you mean 'method.lr'",
+        ),
+        (
+            FILE.replace('"method.lr"', '"methd.lr"'),
+            "none of plain, corrected has; did you mean 'method.lr'",
+        ),
+        (
+            FILE.replace("[grid]", '[methods.plain.grid]\n"method.lr" = [1]\n[grid]'),
+            r"\[methods.plain.grid\] tunes 'method.lr', which none of plain has; .* method.dual_lr",
+        ),
+        (FILE.replace('"data.spread"', '"dta.spread"'), r"unknown section \[dta\]; did you mean"),
+        (FILE + "[gird]", r"unknown section \[gird\]; did you mean 'grid'"),
+        (FILE + "[method]", "did you mean 'methods'.*known: data, .* compare, grid, vary"),
+        ("grid = 3\n" + FILE.split("[grid]")[0], r"grid = 3 is no section; write \[grid\]"),
     ],
 )
 def test_mistakes_are_named(text, sentence, tmp_path):
@@ -176,6 +248,20 @@ def test_mistakes_are_named(text, sentence, tmp_path):
     path.write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         Comparison(path)
+
+
+def test_a_metric_that_no_record_has_is_refused_after_the_first_run(file, tmp_path):
+    file.write_text(FILE + 'metric = "distanse"\n')
+    with pytest.raises(
+        ConfigError, match=r"'distanse', which no record .* mean 'distance'\?.*loss"
+    ):
+        compare(file, tmp_path / "runs", workers=1)
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_a_comparison_is_not_run(file, capsys):
+    assert cli.main(["run", str(file)]) == 2
+    assert f"use fedminimax compare {file}" in capsys.readouterr().err
 
 
 # Figures

@@ -169,6 +169,7 @@ def test_a_round_is_one_graph(row, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")  # likewise
 @pytest.mark.parametrize("row", FIRST, ids=lambda row: row.name)
 def test_a_round_is_one_compiled_graph(row, monkeypatch):
     compare(row, "inductor", 2, monkeypatch)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_contract import LevelWise, Printed
 
 import fedminimax as fm
+from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
 from fedminimax.config import Experiment
 from fedminimax.data.levels import LevelsData
 from fedminimax.data.synthetic import QuadraticData
@@ -43,7 +43,7 @@ def test_drift_is_logged_before_each_evaluation_and_is_no_part_of_training():
 
 def test_the_evaluation_of_levels_costs_a_gradient_per_level_and_client():
     clients = fm.Clients(LevelsData(clients=3, depth=3).client_rows(), batch_size=None)
-    run = fm.simulate(Levels(5), Printed(), clients, 1, evaluate_every=1)
+    run = fm.simulate(Levels(5), FedDRSCGD(), clients, 1, evaluate_every=1)
     assert run.history[0]["evaluation_gradients"] == 3 * 3
 
 
@@ -52,7 +52,7 @@ def test_levels_that_do_not_fit_end_a_run_before_it_begins(tmp_path):
     problem = fm.Composition(levels, [1.0, 2.0, 3.0])
     clients = fm.Clients([(torch.ones(2),)])
     with pytest.raises(ValueError, match="level 2 of Composition"):
-        fm.simulate(problem, LevelWise(), clients, 1, folder=tmp_path / "run")
+        fm.simulate(problem, FedDRSCGD(sync="levelwise"), clients, 1, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -11,6 +11,7 @@ from rows import labelled, labelled_rows, linear, mlp, seeded
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedminimax import bench
 from fedminimax.algorithms.local_scgdam import LocalSCGDAM
 from fedminimax.data.clients import Clients
 from fedminimax.engine.ask import SimulatedAsk
@@ -98,6 +99,15 @@ def test_without_hessian_the_pullback_is_the_vector(module):
     value, found = inner_pullback(none, 1, x, vector, rows())
     assert torch.equal(found, vector)
     assert torch.equal(value, exact.inner(1, x, rows()))
+
+
+@on_modules
+def test_without_an_inner_step_the_pullback_is_the_vector(module):
+    problem = CompositionalAUC(module(), **SHARE, inner_lr=0.0)
+    x, vector = point_of(problem).x, vector_of(problem)
+    value, found = inner_pullback(problem, 1, x, vector, rows())
+    assert torch.equal(found, vector)
+    assert torch.equal(value, x)
 
 
 @on_modules
@@ -263,3 +273,39 @@ def test_the_share_of_positives_is_that_of_the_federation():
     assert known.positive_share == pytest.approx(labels.mean())
     assert isinstance(known, CompositionalAUC)
     assert (known.inner_lr, known.hessian, known.evaluated) == (0.3, "none", "stepped")
+
+
+# What it costs.
+
+
+@pytest.mark.parametrize("module", [linear, mlp])
+def test_a_round_sends_three_times_the_weights_and_eight(module):
+    """x and its inner value with a and b, two momenta, y and its own: 3 d + 8."""
+    problem, method = CompositionalAUC(module()), LocalSCGDAM(local_steps=2)
+    short, long = (
+        simulate(problem, method, labelled(), rounds, dtype=torch.float64, executor="debug")
+        for rounds in (1, 2)
+    )
+    for way in ("bytes_up", "bytes_down"):
+        sent = long.history[-1][way] - short.history[-1][way]
+        assert sent == 8 * 5 * (3 * problem.network.length + 8)
+
+
+def test_the_bench_compares_a_step_with_what_it_cannot_do_without(monkeypatch):
+    """The Hessian product computes the gradient too: both sums are printed."""
+    timed = {
+        "gradient of cross-entropy": 1.0,
+        "Hessian of cross-entropy times a vector": 3.0,
+        "gradient of AUC": 2.0,
+        "a step": 5.5,
+    }
+
+    def medians(parts: dict[str, Any]) -> dict[str, float]:
+        assert list(parts) == list(timed)
+        return dict(timed)
+
+    monkeypatch.setattr(bench, "_medians", medians)
+    names, _, ratios = (list(column.cells) for column in bench.compositional_step().columns)
+    found = dict(zip(names, ratios, strict=True))
+    assert found["the step"] == f"{5.5 / 6:.2f}"
+    assert found["the step, in units of these two"] == f"{5.5 / 5:.2f}"

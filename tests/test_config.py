@@ -4,6 +4,7 @@ import dataclasses
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -378,6 +379,10 @@ def test_the_experiments_parse_and_build(path, tmp_path, monkeypatch):
         file = tmp_path / "my-sites" / f"{site}.csv"
         file.parent.mkdir(exist_ok=True)
         file.write_text("\n".join(["age,stage,disease", *lines]) + "\n")
+    # The Fama-French files are the user's own too.
+    portfolios = {sort: np.ones((40, 100), dtype=np.int16) for sort in ("ME", "OP", "INV")}
+    np.savez(tmp_path / "ff100_daily.npz", allow_pickle=False, **portfolios)
+    monkeypatch.setenv("FEDMINIMAX_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert path.read_text().startswith("# "), "it opens with what it shows"
     if "methods" in read_toml(path):

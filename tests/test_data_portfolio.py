@@ -121,6 +121,7 @@ def test_what_cannot_be_read_is_told(tmp_path, monkeypatch):
         file.write_text(text)
         with pytest.raises(DataError, match=told):
             FamaFrench(folder=str(tmp_path)).client_rows()
+    file.unlink()
     bad: list[tuple[dict[str, Any], str]] = [
         ({"sort": "BM"}, "sort is 'BM'; use one of 'ME', 'OP', 'INV'"),
         ({"missing": "drop"}, "missing is 'drop'"),
@@ -132,6 +133,51 @@ def test_what_cannot_be_read_is_told(tmp_path, monkeypatch):
     for options, told in bad:
         with pytest.raises(DataError, match=told):
             FamaFrench(**options)
+
+
+def cut_in_half(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def turned(file: Path) -> None:
+    """A few bytes of the packed table are others."""
+    content = bytearray(file.read_bytes())
+    content[70:90] = bytes(255 - b for b in content[70:90])
+    file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("harm", [cut_in_half, turned, lambda file: file.write_bytes(b"no file")])
+def test_a_damaged_file_is_told(tmp_path, harm):
+    packed = tmp_path / "100_Portfolios_10x10_Daily_CSV.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("table.csv", OFFICIAL)
+    harm(packed)
+    with pytest.raises(DataError, match=r"is damaged, or no zip file .* download it again"):
+        FamaFrench(folder=str(tmp_path)).client_rows()
+    packed.unlink()
+    arrays = tmp_path / "ff100_daily.npz"
+    np.savez_compressed(arrays, ME=np.arange(300).reshape(100, 3))
+    harm(arrays)
+    with pytest.raises(DataError, match="is damaged, or holds no arrays") as told:
+        FamaFrench(folder=str(tmp_path)).client_rows()
+    assert "pickle" not in str(told.value)
+
+
+def test_arrays_that_are_no_tables_are_told(tmp_path):
+    arrays = tmp_path / "ff100_daily.npz"
+    for array, said in (
+        (np.array([{"a": 1}]), "holds no arrays of numbers"),
+        (np.arange(3), r"the shape is \(3,\)"),
+        (np.array([["a", "b"]]), "give numbers, days by portfolios"),
+    ):
+        np.savez(arrays, ME=array)
+        with pytest.raises(DataError, match=said) as told:
+            FamaFrench(folder=str(tmp_path)).client_rows()
+        assert "pickle" not in str(told.value)
+    with zipfile.ZipFile(tmp_path / "100_Portfolios_10x10_Daily_CSV.zip", "w"):
+        pass
+    with pytest.raises(DataError, match="no zip file with one CSV file"):
+        FamaFrench(folder=str(tmp_path)).client_rows()
 
 
 @pytest.mark.skipif(

@@ -77,7 +77,7 @@ def test_without_inner_step_and_memory_local_scgdam_is_local_sgdam(plain, compos
 def test_on_one_level_local_scgdam_is_local_sgdam(problem, clients):
     """The same batches: a problem of depth 1 draws one a step for both."""
     rates: dict[str, Any] = {**MAX, "lr": InverseRoot(0.4)}
-    one = points(problem(), LocalSCGDAM(**rates), clients(), 3)
+    one = points(problem(), LocalSCGDAM(**rates, inner_rate=2.0), clients(), 3)
     alike(one, points(problem(), LocalSGDAM(**rates), clients(), 3))
 
 
@@ -252,6 +252,9 @@ def test_output_inner_is_refused_where_it_is_no_x():
     method = LocalSCGDAM(**MAX, inner_rate=2.0, output="inner")
     with pytest.raises(ValueError, match="Quadratic has no inner level: give x"):
         method.init_server(quadratic(), quadratic().start())
+    stepped = CompositionalAUC(mlp(), evaluated="stepped")
+    with pytest.raises(ValueError, match='evaluated "stepped", which would take that step again'):
+        method.init_server(stepped, stepped.start())
     server = Composed(*contest().start(), *contest().start(), (torch.zeros(2),))
     with pytest.raises(ValueError, match="the last inner value has length 2 and x 3: give x"):
         method.point(server)
@@ -277,6 +280,7 @@ def test_a_dual_is_refused_by_the_method_without_one():
         ({"dual_rate": 4.0}, r"lr \* dual_rate is 1.2"),
         ({"sync": "all"}, "sync is 'all'; give printed or levelwise"),
         ({"output": "h"}, "output is 'h'; give x or inner"),
+        ({"output": "inner", "sync": "levelwise"}, "a round after the x .* give output x, or sync"),
         ({"depth": 0}, "depth is 0"),
         ({"lr": -0.1}, "lr is -0.1"),
         ({"local_steps": 0}, "local_steps is 0"),

@@ -27,13 +27,16 @@ from rows import (
 
 from fedminimax.algorithms._tracked import MoveThenTrack
 from fedminimax.algorithms.ada_fgda import AdaFGDA
+from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
 from fedminimax.algorithms.fedsgda_m import FedSGDAM
 from fedminimax.algorithms.fedsgda_plus import FedSGDAPlus
 from fedminimax.algorithms.fgda import FGDA
+from fedminimax.algorithms.local_scgdam import LocalSCGDAM
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.algorithms.local_sgda_plus import LocalSGDAPlus
 from fedminimax.algorithms.local_sgdam import LocalSGDAM
 from fedminimax.algorithms.local_sgdam_plus import LocalSGDAMPlus
+from fedminimax.algorithms.nlasg import NLASG
 from fedminimax.blocks.adaptive import SCALES, AdaBelief, AdaGradNorm, Adam, AMSGrad, Identity
 from fedminimax.blocks.schedules import InverseRoot
 from fedminimax.blocks.storm import storm
@@ -43,6 +46,7 @@ from fedminimax.engine.simulate import simulate
 from fedminimax.engine.store import Store
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.problems.functions import Minimax
+from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Cost, Phase, Point, Problem
 
 STORM: dict[str, Any] = {
@@ -154,6 +158,58 @@ def test_fgda_of_rate_one_is_local_sgda_one_index_later(sync):
     # "reaverage" returns the point after the move of the synchronisation.
     reached = (2, 5, 8) if sync == "track" else (3, 6, 9)
     alike(points(quadratic(), method, copies(), 3), [single[t - 1] for t in reached])
+
+
+def delayed_sgda(problem: Problem, clients: Clients, method: FGDA, rounds: int) -> list[Point]:
+    """LocalSGDA whose gradient is made at the end of the step before, and averaged with the point:
+    with "track" where the clients then are, else where the averages have brought them all."""
+    federation, state, _ = federation_of(problem, method, clients)
+    problem, everyone, w = federation.problem, np.arange(len(clients)), federation.weights
+    primal, dual = method.lr * method.primal_lr, method.lr * method.dual_lr  # type: ignore[operator]
+
+    def mean(values: list[Point]) -> Point:
+        return Point(*(torch.tensordot(w, torch.stack(v), 1) for v in zip(*values, strict=True)))
+
+    def move(at: Point, slope: Point) -> Point:
+        return Point(at.x - primal * slope.x, at.y + dual * slope.y)
+
+    assert federation.first is not None
+    first, start = federation.first.draw(everyone, 0, 1), Point(state.server.x, state.server.y)
+    slopes = [gradients(problem, start, first.client(k, 0, 1)) for k in range(len(clients))]
+    point, t, found = start, 0, []
+    for number in range(rounds):
+        steps = method.steps(number, 0)
+        ends, drawn = [], federation.sampler.draw(everyone, t, max(steps, 1))
+        for k in range(len(clients)):
+            at, slope = point, slopes[k]
+            for step in range(steps):
+                at = move(at, slope)
+                slope = gradients(problem, at, drawn.client(k, step, 1))
+            ends.append((at, slope))
+        point, slope = (mean(list(v)) for v in zip(*ends, strict=True))
+        t += steps
+        if method.sync == "reaverage":
+            point, drawn = move(point, slope), federation.sampler.draw(everyone, t, 1)
+            slope = mean(
+                [gradients(problem, point, drawn.client(k, 0, 1)) for k in range(len(clients))]
+            )
+            t += 1
+        slopes = [slope] * len(clients)
+        found.append(point)
+    return found
+
+
+@PROBLEMS
+@SYNC
+def test_fgda_of_rate_one_is_local_sgda_with_the_gradient_of_the_step_before(
+    problem, clients, sync
+):
+    """With clients and batches that differ, so that the delay shows."""
+    method = FGDA(0.5, 0.2, 0.4, 1.0, 1.0, local_steps=3, sync=sync)
+    ours = points(problem(), method, clients(), 4)
+    alike(ours, delayed_sgda(problem(), clients(), method, 4), 1e-12)
+    now = points(problem(), LocalSGDA(0.1, 0.2, local_steps=3), clients(), 4)
+    assert gap(ours[-1], now[-1]) > 1e-4
 
 
 def test_the_readings_agree_when_clients_do():
@@ -433,6 +489,11 @@ def test_projections_bind_in_every_method():
         (lambda: LocalSGDAPlus(local_steps=3, snapshot_every=0), "multiple"),
         (lambda: LocalSGDAMPlus(local_steps=3, snapshot_every=7), "multiple"),
         (lambda: LocalSGDAM(lr=0.5, primal_rate=3.0), r"lr \* primal_rate is 1.5"),
+        (lambda: LocalSGDAM(InverseRoot(0.5), primal_rate=3.0), "primal_rate begins at 1.5"),
+        (lambda: LocalSCGDAM(lr=InverseRoot(0.5), primal_rate=3.0), "primal_rate begins at 1.5"),
+        (lambda: FedDRSCGD(recursion_rate=InverseRoot(1.5)), "recursion_rate begins at 1.5"),
+        (lambda: NLASG(averaging_rate=InverseRoot(1.5)), "averaging_rate begins at 1.5"),
+        (lambda: FGDA(dual_rate=InverseRoot(1.5)), "dual_rate begins at 1.5; give a weight of at"),
         (lambda: FedSGDAPlus(snapshot_rounds=0), "snapshot_rounds"),
         (lambda: FedSGDAM(dual_rate=1.5), "dual_rate is 1.5"),
         (lambda: FedSGDAM(first_batches=0), "first_batches"),

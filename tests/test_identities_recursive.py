@@ -13,6 +13,8 @@ from rows import (
     auc,
     federation_of,
     labelled,
+    labelled_by_size,
+    least_squares,
     noisy,
     noisy_by_size,
     play,
@@ -37,11 +39,13 @@ from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
 from fedminimax.algorithms.fed_dr_scgda import FedDRSCGDA
 from fedminimax.algorithms.fgda import FGDA
 from fedminimax.data.clients import Clients
+from fedminimax.data.returns import Returns
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.round import play_round
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.problems.functions import Composition
 from fedminimax.problems.gradients import composed_gradients
+from fedminimax.problems.portfolio import Portfolio
 from fedminimax.types import Clock, Point, Problem
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
@@ -95,6 +99,17 @@ def test_with_one_level_the_printed_method_is_local_storm(problem, clients, step
     ours = FedDRSCGDA(**rates, recursion_rate=0.3, first_batches=2, sync="printed")
     storm = WithoutFirstAverage(**rates, primal_rate=0.3, dual_rate=0.3, first_batches=2)
     alike(points(problem(), ours, clients(), 4), points(problem(), storm, clients(), 4))
+
+
+@STEPS
+@pytest.mark.parametrize("clients", [labelled, labelled_by_size])
+def test_with_one_level_fed_dr_scgd_is_local_storm_of_a_minimisation(clients, steps):
+    rest: dict[str, Any] = {"local_steps": steps, "first_batches": 2}
+    ours = FedDRSCGD(0.1, recursion_rate=0.3, **rest)
+    storm = WithoutFirstAverage(primal_lr=0.1, primal_rate=0.3, **rest)
+    one, other = (points(least_squares(), m, clients(), 4) for m in (ours, storm))
+    alike(one, other)
+    assert one[0].y.numel() == 0
 
 
 @dataclass(frozen=True)
@@ -204,6 +219,24 @@ def test_any_clients_track_the_exact_gradient_level_by_level(clients, depth, rat
             assert near(state.server.momentum[0], grad.x)
             assert near(state.server.momentum_y, grad.y)
         before = Point(state.server.x, state.server.y)
+
+
+@DEPTHS
+def test_fed_dr_scgd_tracks_the_exact_gradient(depth):
+    """Without a dual: identical clients as printed, any clients level by level."""
+    same, problem = Clients([composed_rows()[2]] * 3, batch_size=None), composition(depth)
+    for state, _ in play(problem, FedDRSCGD(0.2, recursion_rate=0.3, local_steps=3), same, 3):
+        grad = slopes(problem, same, Point(state.server.x, state.server.y))
+        assert near(state.server.momentum[0], grad.x)
+    assert float(grad.x.norm()) > 1e-4
+    method = FedDRSCGD(0.2, recursion_rate=0.3, local_steps=1, sync="levelwise", depth=depth)
+    before, compared = None, 0
+    for state, _ in play(problem, method, exact_clients(), 4):
+        if before is not None:
+            assert near(state.server.momentum[0], slopes(problem, exact_clients(), before).x)
+            compared += 1
+        before = Point(state.server.x, state.server.y)
+    assert compared == 3
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4, 5])
@@ -352,6 +385,16 @@ def test_the_same_floats_in_two_k_exchanges_in_the_place_of_one():
     usual = {"bytes_up": sent, "bytes_down": sent, "gradients": 5 * 3 * 2 * 3}
     assert costs["printed"] == {**usual, "exchanges": 1}
     assert costs["levelwise"] == {**usual, "exchanges": 6}
+
+
+@SYNC
+def test_floats_of_the_paper_s_portfolio(sync):
+    """4 d + 6 (algorithms.md, section 2.3), 406 for 100 assets, both ways."""
+    clients = Clients(Returns(2, 100, 6).client_rows(), batch_size=1)
+    method = FedDRSCGD(1e-3, local_steps=2, sync=sync)
+    short, long = (run(Portfolio(100), method, clients, r).history[-1] for r in (1, 2))
+    for way in ("bytes_up", "bytes_down"):
+        assert (long[way] - short[way]) / 8 / 2 == 406
 
 
 def test_the_exchanges_of_one_iteration_see_the_same_rows_and_each_level_its_own(monkeypatch):

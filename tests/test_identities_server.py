@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,20 +25,24 @@ from rows import (
 
 from fedminimax.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA, FedNormSGDAPlus
+from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.fednest import FedNest
 from fedminimax.algorithms.fess_gda import FESSGDA
 from fedminimax.algorithms.fsgda import FSGDA
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.algorithms.sagda import SAGDA
+from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.algorithms.smoothed_gda import SmoothedAGDA, SmoothedGDA
 from fedminimax.blocks.schedules import InverseRoot
 from fedminimax.data.clients import Clients
 from fedminimax.data.synthetic import QuadraticData
+from fedminimax.engine.debug import Debug
+from fedminimax.engine.round import play_round
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.problems.functions import Minimax
 from fedminimax.problems.gradients import gradients
 from fedminimax.problems.quadratic import Quadratic
-from fedminimax.types import Algorithm, Point
+from fedminimax.types import Algorithm, Phase, Point
 
 LOCAL: dict[str, Any] = {"primal_lr": 0.1, "dual_lr": 0.2, "local_steps": 3}
 SERVER: dict[str, Any] = {**LOCAL, "primal_server_lr": 1.3, "dual_server_lr": 0.8}
@@ -86,6 +90,21 @@ def test_fess_gda_without_smoothing_is_fsgda_and_local_sgda(problem, clients):
     assert_different(problem, clients, FESSGDA(**SERVER, smoothing=0.0), plain)
 
 
+def test_fess_gda_pulls_with_the_rate_of_the_first_step_of_the_round():
+    """A round without smoothing from the same state, beside it: they differ by the pull alone."""
+    method = FESSGDA(InverseRoot(0.1), 0.1, 3, 1.3, smoothing=0.5, anchor_rate=0.2)
+    federation, state, store = federation_of(quadratic(), method, noisy())
+    state = play_round(federation, state, store, Debug())
+    pulled, free = (
+        play_round(replace(federation, algorithm=m), state, store, Debug()).server.x
+        for m in (method, replace(method, smoothing=0.0))
+    )
+    rate = 0.1 / (1 + 3) ** 0.5  # three steps have been taken before
+    pull = 1.3 * rate * 3 * 0.5 * (state.server.x - state.server.anchor)
+    assert float(pull.abs().min()) > 1e-4
+    torch.testing.assert_close(pulled, free - pull, rtol=0, atol=1e-14)
+
+
 @WITHOUT_SETS
 def test_fess_gda_with_one_step_is_smoothed_gda(problem, clients):
     one = FESSGDA(0.1, 0.2, local_steps=1, smoothing=0.7, anchor_rate=0.3)
@@ -111,11 +130,15 @@ def test_smoothed_gda_of_many_is_that_of_their_pool():
 class Uncontrolled(SAGDA):
     """SAGDA whose controls are 0."""
 
+    def collecting(self, **changes: Any) -> Phase:
+        # All rows: an exchange that needs no batch leaves FSGDA's to the local steps.
+        return super().collecting(data="whole", **changes)
+
     def collect(self, problem, down, client, batch, clock):
         return client
 
 
-@WHOLE
+@EVERYWHERE
 def test_sagda_without_controls_is_fsgda(problem, clients):
     assert_same(problem, clients, Uncontrolled(**SERVER), FSGDA(**SERVER))
     assert_different(problem, clients, SAGDA(**SERVER), FSGDA(**SERVER))
@@ -290,6 +313,33 @@ def test_ten_of_a_hundred(method):
     assert ten(0.0, 80).history[-1]["train"]["distance"] < 1e-5
 
 
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_with_ten_of_a_hundred_arrives(option):
+    """The controls of those that are away stand in for them; FedAvg stays among the minima of the
+    cohorts."""
+    random = np.random.default_rng(0)
+    rows = [(random.uniform(0.5, 1.5, (1, 3)), random.normal(3, 2, (1, 3))) for _ in range(100)]
+
+    def bowls() -> Minimax:
+        def f(x, y, batch):
+            return (batch.mean(batch.rows[0]) * (x - batch.mean(batch.rows[1])) ** 2).sum() / 2
+
+        return Minimax(f, torch.zeros(3))
+
+    curvature, minimum = (np.concatenate(column) for column in zip(*rows, strict=True))
+    best = torch.from_numpy((curvature * minimum).sum(0) / curvature.sum(0))
+
+    def distance(method: Algorithm) -> float:
+        found = simulate(
+            bowls(), method, Clients(rows, batch_size=None), 200, cohort=10, executor="vectorised",
+            dtype=torch.float64, evaluate_every=200,
+        )  # fmt: skip
+        return float((found.point.x - best).norm())
+
+    assert distance(Scaffold(0.1, local_steps=4, option=option)) < 1e-6
+    assert distance(FedAvg(0.1, local_steps=4)) > 1e-2
+
+
 def sum_of_gradients(method: Algorithm) -> float:
     """Gradients per client and round, by hand, on average over the rounds."""
     if isinstance(method, FESSGDA | FSGDA | CDMANC | FedNormSGDA | FedNormSGDAPlus):
@@ -333,6 +383,7 @@ def test_floats_that_depend_on_options():
         (lambda: FESSGDA(smoothing=-1.0), "smoothing is -1.0; give a finite number"),
         (lambda: FESSGDA(smoothing=float("nan")), "smoothing is nan"),
         (lambda: FESSGDA(anchor_rate=1.5), "anchor_rate is 1.5; give a number from 0 to 1"),
+        (lambda: FESSGDA(anchor_rate=InverseRoot(1.5)), "give a number from 0 to 1"),
         (lambda: FESSGDA(dual_proximal=-0.1), "dual_proximal is -0.1"),
         (lambda: SmoothedGDA(primal_lr=-1.0), "primal_lr is -1.0"),
         (lambda: FSGDA(local_steps=0), "local_steps is 0"),
@@ -352,5 +403,5 @@ def test_bad_hyper_parameters_are_refused_with_a_sentence(make, match):
 
 
 def test_steps_are_wanted_for_every_client():
-    with pytest.raises(ValueError, match="client_steps has 2 numbers, but there is a client 2"):
-        run(quadratic, FedNormSGDA(client_steps=(1, 2)), noisy)
+    with pytest.raises(ValueError, match="client_steps has 4 numbers, but there are 5 clients"):
+        federation_of(quadratic(), FedNormSGDA(client_steps=(1, 2, 3, 4)), noisy())

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_contract import LevelWise, Printed
 from torch import Tensor
 
+from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
 from fedminimax.data.clients import Clients
 from fedminimax.data.levels import LevelsData
 from fedminimax.engine.ask import SimulatedAsk
@@ -69,7 +69,7 @@ def test_nothing_that_makes_clients_differ_moves_the_objective():
     x = torch.linspace(-1, 2, 4, dtype=torch.float64)
     plain = full_of(Levels(4), made(value_spread=0.0, jacobian_spread=0.0)).value(Point(x, NONE))
     dials = {"value_spread": 2.0, "jacobian_spread": 1.5, "noise": 0.5, "rows": 5}
-    for more in ({"clients": 1}, {"clients": 7}, {"seed": 3}):
+    for more in ({"clients": 1}, {"clients": 7}, {"seed": 3}, {"independent": True}):
         found = full_of(Levels(4, pull=1.0), made(**dials | more)).value(Point(x, NONE))
         assert found == pytest.approx(plain, rel=1e-12)
     assert plain > 0.1
@@ -106,6 +106,30 @@ def test_the_dials_are_the_spreads_of_values_and_jacobians_at_the_solution(clien
         before, value = around, values.mean(0)
 
 
+def covariance(independent: bool) -> tuple[float, float]:
+    """The lengths, over levels, of the covariance of a Jacobian with the value before it, and the
+    largest distance of a spread from its dial."""
+    rows = made(4, clients=64, value_spread=0.3, jacobian_spread=0.2, independent=independent)
+    matrices, offsets = (np.stack([rows.train.rows(k)[c][0] for k in range(64)]) for c in (0, 1))
+    spread = np.sqrt((offsets**2).sum(2).mean(0)), np.linalg.norm(matrices, 2, (2, 3))
+    off = max(np.abs(spread[0] - 0.3).max(), np.abs(np.sqrt((spread[1] ** 2).mean(0)) - 0.2).max())
+    together = np.einsum("nkij,nkj->kni", matrices[:, 1:], offsets[:, :2]).mean(1)
+    return float(np.linalg.norm(together, axis=1).max()), float(off)
+
+
+def test_one_number_drives_all_levels_unless_they_are_drawn_independently():
+    together, off = covariance(False)
+    assert together == pytest.approx(0.3 * 0.2)
+    assert off < 1e-12
+    apart, off = covariance(True)
+    assert apart < 0.3 * 0.2 / 2  # about an eighth is expected
+    assert off < 1e-12  # the dials are the same
+    # And a deeper problem still begins with the same levels.
+    shallow, deep = (LevelsData(depth=k, independent=True).client_rows() for k in (2, 5))
+    assert np.array_equal(shallow[1][0], deep[1][0][:, :1])
+    assert np.array_equal(shallow[1][1], deep[1][1][:, :2])
+
+
 def test_the_noise_is_the_spread_of_rows_and_of_nothing_else():
     data = LevelsData(clients=3, depth=3, dimension=3, noise=0.7, rows=4000)
     quiet = LevelsData(clients=3, depth=3, dimension=3).client_rows()
@@ -135,11 +159,19 @@ def test_levels_that_there_are_not_and_rows_for_others_are_refused():
         problem.inner(3, x, batch)
     with pytest.raises(ValueError, match=r"bend is 0\.8"):
         Levels(4, bend=0.8)
-    with pytest.raises(ValueError, match="depth 0"):
-        Levels(4, 0)
-    for bad in ({"clients": 0}, {"value_spread": -1.0}, {"noise": 0.1}, {"depth": 0}):
-        with pytest.raises(ValueError, match="give"):
-            LevelsData(**bad)  # type: ignore[arg-type]
+    nan = float("nan")
+    bad: list[dict[str, Any]] = [
+        {"depth": 0}, {"depth": 2.5}, {"dimension": 2.5}, {"dimension": nan}, {"bend": nan},
+        {"pull": nan}, {"x0": nan}, {"x0": float("inf")}
+    ]  # fmt: skip
+    for options in bad:
+        ((name, value),) = options.items()
+        with pytest.raises(ValueError, match=f"^{name} is {value}; give"):
+            Levels(**{"dimension": 4, **options})
+    bad = [{"clients": 0}, {"value_spread": -1.0}, {"noise": 0.1}, {"depth": 0}]
+    for options in [*bad, {"depth": 2.5}, {"rows": nan}, {"jacobian_spread": nan}]:
+        with pytest.raises(ValueError, match=f"^{next(iter(options))} is .* give"):
+            LevelsData(**options)
 
 
 def test_the_pullback_of_a_level_on_a_batch_is_its_jacobian_transposed():
@@ -159,8 +191,16 @@ def test_the_pullback_of_a_level_on_a_batch_is_its_jacobian_transposed():
     torch.testing.assert_close(pulled, jacobian.T @ vector, rtol=1e-7, atol=1e-8)
 
 
-def floor(method: Any, value: float, jacobian: float, rounds: int = 60, **options: float) -> float:
-    clients = made(clients=4, value_spread=value, jacobian_spread=jacobian)
+def floor(
+    method: Any,
+    value: float,
+    jacobian: float,
+    rounds: int = 60,
+    data: dict[str, Any] | None = None,
+    **options: float,
+) -> float:
+    data = {"clients": 4, "value_spread": value, "jacobian_spread": jacobian} | (data or {})
+    clients = made(**data)
     run = simulate(
         Levels(4, **options),  # type: ignore[arg-type]
         method,
@@ -175,8 +215,8 @@ def floor(method: Any, value: float, jacobian: float, rounds: int = 60, **option
 
 
 def test_the_printed_method_keeps_a_floor_that_grows_with_both_spreads():
-    """The floors of the printed Fed-DR-SCGD on full batches (the prototype of the contract)."""
-    printed = Printed(lr=0.6, recursion_rate=0.4)
+    """The floors of the printed Fed-DR-SCGD on full batches."""
+    printed = FedDRSCGD(lr=0.6, recursion_rate=0.4, local_steps=1)
     small, large = floor(printed, 0.1, 0.1), floor(printed, 0.3, 0.3)
     assert small > 0.01  # measured 0.035
     assert large > 4 * small
@@ -184,13 +224,22 @@ def test_the_printed_method_keeps_a_floor_that_grows_with_both_spreads():
     assert floor(printed, 0.3, 0.0, bend=0.0) < 1e-10
     assert floor(printed, 0.0, 0.3, pull=1.0) > 0.01
     # The bias does not depend on the recursion rate; that of the curvature does.
-    other = Printed(lr=0.6, recursion_rate=0.8)
+    other = FedDRSCGD(lr=0.6, recursion_rate=0.8, local_steps=1)
     assert floor(other, 0.1, 0.1) == pytest.approx(small, rel=0.1)
     assert floor(other, 0.3, 0.0) > 1.5 * floor(printed, 0.3, 0.0) > 1e-4
 
 
+def test_independent_levels_leave_a_smaller_floor():
+    printed = FedDRSCGD(lr=0.6, recursion_rate=0.4, local_steps=1)
+    together, apart = (
+        floor(printed, 0.3, 0.3, data={"clients": 32, "independent": independent})
+        for independent in (False, True)
+    )
+    assert 0 < apart < together / 2, (apart, together)
+
+
 def test_the_level_wise_method_has_no_floor():
-    level_wise = LevelWise(lr=0.6, recursion_rate=0.5)
+    level_wise = FedDRSCGD(lr=0.6, recursion_rate=0.5, local_steps=1, sync="levelwise")
     assert floor(level_wise, 0.5, 0.5, pull=1.0) < 1e-10
 
 
@@ -200,7 +249,7 @@ def test_it_runs_under_all_executors_and_on_minibatches():
     for executor in ("debug", "threads", "vectorised"):
         run = simulate(
             Levels(5),
-            Printed(lr=0.1, local_steps=2),
+            FedDRSCGD(lr=0.1, local_steps=2),
             Clients(clients, batch_size=3),
             2,
             executor=executor,

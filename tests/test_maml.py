@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from rows import seeded
-from test_contract import LevelWise
 from torch import Tensor, nn
 
+from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
 from fedminimax.algorithms.fedavg import FedAvg
+from fedminimax.config import Experiment
 from fedminimax.data.clients import Clients
 from fedminimax.data.sinusoids import SinusoidData
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.simulate import simulate
+from fedminimax.experiment import run_experiment
 from fedminimax.metrics.optimality import Full
 from fedminimax.problems.gradients import inner_pullback
 from fedminimax.problems.maml import MAML
@@ -42,6 +46,15 @@ def prepared(depth: int = 3, data: SinusoidData = DATA) -> tuple[MAML, Clients]:
 
 def plain_maml(rows: list, x: Tensor, steps: int, lr: float) -> Tensor:
     """The mean over tasks of the query loss after steps on the support loss, on pooled rows."""
+    return torch.stack(_adapt(rows, x, steps, lr)[1]).mean()
+
+
+def adapted(rows: list, x: Tensor, steps: int, lr: float) -> Tensor:
+    """The weights of every task after its steps."""
+    return torch.stack(_adapt(rows, x, steps, lr)[0])
+
+
+def _adapt(rows: list, x: Tensor, steps: int, lr: float) -> tuple[list[Tensor], list[Tensor]]:
     columns = [torch.as_tensor(np.concatenate(c)) for c in zip(*rows, strict=True)]
     inputs, target, task, query = columns
     names = [(name, p.shape) for name, p in MODULE.named_parameters()]
@@ -52,14 +65,15 @@ def plain_maml(rows: list, x: Tensor, steps: int, lr: float) -> Tensor:
         outputs = torch.func.functional_call(MODULE, tensors, (inputs[chosen],)).flatten()
         return (outputs - target[chosen]).square().mean()
 
-    losses = []
+    ends, losses = [], []
     for t in range(int(task.max()) + 1):
         weights = x
         for _ in range(steps):
             support = (task == t) & (query == 0)
             weights = weights - lr * torch.func.grad(loss)(weights, support)
         losses.append(loss(weights, (task == t) & (query == 1)))
-    return torch.stack(losses).mean()
+        ends.append(weights)
+    return ends, losses
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
@@ -81,12 +95,15 @@ def test_measures_are_before_and_after_adaptation_on_each_split():
         assert found["loss"] == pytest.approx(float(plain_maml(rows, x, 2, 0.02)), rel=1e-10)
         before = float(plain_maml(rows, x, 0, 0.02))
         assert found["loss_before"] == pytest.approx(before, rel=1e-10)
-        own = []
-        for inputs, target, _, query in rows:
-            outputs = problem.network(x, torch.from_numpy(inputs)).flatten().detach().numpy()
-            own.append(((outputs - target)[query == 1] ** 2).mean())
-        assert found["worst_before"] == pytest.approx(max(own), rel=1e-10)
-        assert found["worst"] >= 0
+        weights = adapted(rows, x, 2, 0.02)
+        for name, tasks in (("worst_before", x.expand(3, -1)), ("worst", weights)):
+            own = []
+            for inputs, target, task, query in rows:
+                made = [problem.network(tasks[t], torch.from_numpy(inputs)) for t in range(3)]
+                outputs = torch.stack(made).flatten(1).detach().numpy()[task, np.arange(len(task))]
+                own.append(((outputs - target)[query == 1] ** 2).mean())
+            assert found[name] == pytest.approx(max(own), rel=1e-10)
+        assert found["worst"] != pytest.approx(found["worst_before"], rel=1e-3)
 
 
 def test_splits_may_have_shares_of_their_own():
@@ -124,7 +141,7 @@ def test_training_makes_adaptation_better():
     runs = [
         simulate(
             problem,
-            LevelWise(lr=0.04),
+            FedDRSCGD(lr=0.04, local_steps=1, sync="levelwise"),
             clients,
             rounds,
             executor=executor,
@@ -137,6 +154,17 @@ def test_training_makes_adaptation_better():
     assert last["loss"] < 0.8 * first["loss"]
     torch.testing.assert_close(runs[1].point.x, runs[2].point.x, rtol=1e-10, atol=1e-12)
     assert runs[0].module()(torch.zeros(2, 1).double()).shape == (2, 1)
+
+
+def test_the_experiment_of_the_repository_learns_to_adapt():
+    file = Path(__file__).parent.parent / "experiments" / "maml.toml"
+    experiment = Experiment.from_file(file, ["rounds=25", "evaluate_every=25"])
+    assert experiment.method.options["sync"] == "levelwise"
+    run = run_experiment(experiment)
+    assert run.outcome == "finished"
+    first, last = (record["test"] for record in run.history)
+    assert last["loss"] < 0.8 * first["loss"]
+    assert last["loss"] < last["loss_before"]
 
 
 def test_without_inner_steps_it_is_regression():
@@ -189,6 +217,12 @@ def test_bad_settings_are_refused():
     problem = MAML(network())
     with pytest.raises(ValueError, match="task 1 has no support rows"):
         problem.prepare(asking(problem, Clients(lacking)))
+    for wrong in ([r[:2] for r in DATA.client_rows()], [(*r, r[3]) for r in DATA.client_rows()]):
+        with pytest.raises(ValueError, match=r"columns of shapes \(1,\), \(\).* give \(input, tar"):
+            problem.prepare(asking(problem, Clients(wrong)))
+    wide = [(r[0], r[1][:, None], *r[2:]) for r in DATA.client_rows()]
+    with pytest.raises(ValueError, match=r"columns of shapes \(1,\), \(1,\), \(\), \(\); give"):
+        problem.prepare(asking(problem, Clients(wide)))
 
 
 def network_start() -> Tensor:

@@ -34,13 +34,19 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedminimax.algorithms import METHODS
+from fedminimax.algorithms.ada_fgda import AdaFGDA
 from fedminimax.algorithms.coda import Coda
 from fedminimax.algorithms.coda_plus import CodaPlus
 from fedminimax.algorithms.codasca import Codasca
+from fedminimax.algorithms.drfa import DRFA
 from fedminimax.algorithms.fedavg import FedAvg
+from fedminimax.algorithms.fsgda import FSGDA
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.algorithms.local_sgdm_rl import LocalSGDMRL
 from fedminimax.algorithms.npa import NPA
+from fedminimax.algorithms.sagda import SAGDA
+from fedminimax.algorithms.scaffold import Scaffold
+from fedminimax.algorithms.smoothed_gda import SmoothedGDA
 from fedminimax.blocks.schedules import Stagewise
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import Debug
@@ -301,8 +307,21 @@ def test_a_cohort_is_not_the_whole():
     assert not close(some.point, everyone.point, 1e-6)
     counted = [r.history[-1]["gradients"] for r in (some, everyone)]
     assert counted == [2 * 2 * 3, 2 * 2 * 5]
-    with pytest.raises(ValueError, match="allow_partial"):
-        run(replace(row, algorithm=LocalSGDA(0.1, 0.1, 2)), 2, cohort=3)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.partial])
+def test_a_cohort_is_refused_where_the_theory_has_none(name):
+    row = next(row for row in ROWS if type(row.algorithm) is METHODS[name])
+    with pytest.raises(ValueError, match=r"all clients take part: .* allow_partial = true"):
+        run(row, 1, cohort=3)
+    assert run(row, 1, "vectorised", cohort=3, allow_partial=True).outcome == "finished"
+
+
+def test_a_cohort_is_welcome_where_the_theory_has_one():
+    partial = {type(row.algorithm): row for row in ROWS if row.algorithm.partial}
+    assert len(partial) > 10
+    for row in partial.values():
+        assert run(row, 1, "vectorised", cohort=3).outcome == "finished"
 
 
 @dataclass(frozen=True)
@@ -500,6 +519,15 @@ DIVERGING = [
     Row("codasca", Codasca(lr=1e60, local_steps=3, stage_rounds=10)),
     Row("npa", NPA(lr=1e60, stage_rounds=10)),
     *rows_momentum.diverging(),
+    Row("adafgda", AdaFGDA(lr=1e200, local_steps=3)),
+    Row("sagda", SAGDA(1e60, 1e60, local_steps=8)),
+    Row("scaffold", Scaffold(lr=1e60, local_steps=3), least_squares, labelled),
+    Row("drfa", DRFA(lr=1e60, local_steps=3), least_squares, labelled),
+]
+DIVERGING_SERVERS = [
+    Row("fsgda", FSGDA(primal_server_lr=1e200, dual_server_lr=1e200, local_steps=1)),
+    Row("smoothed", SmoothedGDA(primal_lr=1e60, dual_lr=1e60, smoothing=0.0)),
+    Row("adafgda", AdaFGDA(lr=1e150, local_steps=3)),
 ]
 
 
@@ -514,14 +542,33 @@ def test_a_diverging_run_says_where_and_returns_the_last_good_point(row, executo
     assert told, found.outcome
     variable, round, client, phase, step = told[1], *map(int, told.groups()[1:])
     assert variable in ("x", "y", "sum_x", "sum_y", "momentum_x", "momentum_y")
-    assert (round, phase) == (found.rounds, 0)
+    assert round == found.rounds
+    steps = row.algorithm.phases(round)[phase].steps
+    assert step < (row.algorithm.steps(round, client) if steps is None else steps)
     assert client < 5
-    assert step < getattr(row.algorithm, "local_steps", 1)
+    ends_at_the_last_good_point(found, row, executor)
+
+
+def ends_at_the_last_good_point(found: Run, row: Row, executor: str) -> None:
     assert all(bool(torch.isfinite(v).all()) for v in found.point)
     if found.rounds:
         assert equal(found.point, run(row, found.rounds, executor).point)
     else:
         assert equal(found.point, Point(*(v.double() for v in row.problem().start())))
+
+
+@pytest.mark.parametrize("executor", ["debug", "vectorised"])
+@pytest.mark.parametrize("row", DIVERGING_SERVERS, ids=lambda row: row.name)
+def test_a_server_that_diverges_blames_no_client(row, executor):
+    found = run(row, 20, executor)
+    told = re.fullmatch(
+        r"non-finite (x|memory_x) at round (\d+), phase \d, at the server, after steps that were "
+        r"finite at every client: lower the learning rates, the server's too if it has one",
+        found.outcome,
+    )
+    assert told, found.outcome
+    assert int(told[2]) == found.rounds
+    ends_at_the_last_good_point(found, row, executor)
 
 
 @pytest.mark.parametrize("executor", ["debug", "threads", "vectorised"])

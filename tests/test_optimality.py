@@ -7,7 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from rows import labelled, linear_auc, margin_auc, noisy, noisy_by_size, quadratic
+from rows import (
+    labelled,
+    labelled_rows,
+    linear,
+    linear_auc,
+    margin_auc,
+    noisy,
+    noisy_by_size,
+    quadratic,
+)
 from torch import Tensor
 
 from fedminimax.algorithms.codasca import Codasca
@@ -35,6 +44,7 @@ from fedminimax.metrics.optimality import (
     phi_gradient,
     primal_gradient,
 )
+from fedminimax.problems.auc import AUC
 from fedminimax.problems.functions import Composition, Minimax
 from fedminimax.problems.gradients import gradients
 from fedminimax.problems.pl_pl import PLPL
@@ -57,7 +67,7 @@ class Without:
 
     def __init__(self, problem: Problem):
         self._problem = problem
-        self.dual_from = None
+        self.dual_from = self.best_dual_from = None
 
     def __getattr__(self, name: str):
         return getattr(self._problem, name)
@@ -197,6 +207,23 @@ def test_the_ascent_agrees_with_the_closed_form_of_auc():
     hidden = Full(Without(full.problem), full.ask)  # type: ignore[arg-type]
     found = best_dual(hidden, point, tolerance=1e-10)
     torch.testing.assert_close(found.vector, best_dual(full, point).vector, rtol=0, atol=1e-8)
+
+
+def balanced() -> Clients:
+    """Clients with both classes, in other shares than their batches have."""
+    return Clients(labelled_rows((7, 5, 12)), batch_size=4, sampling="balanced")
+
+
+@pytest.mark.parametrize("form", ["square", "margin"])
+@pytest.mark.parametrize(("share", "clients"), [(0.5, labelled), (0.7, labelled), (None, balanced)])
+def test_the_best_dual_of_auc_is_that_of_its_own_prior(form, share, clients):
+    full = full_of(AUC(linear(), share, form, margin=0.5), clients())
+    point = Point(full.problem.start().x.double(), vector(0.4))
+    best = Point(point.x, best_dual(full, point).vector)
+    assert dual_gradient(full, best) < 1e-12
+    (mean,) = full.ask.mean("dual_statistics", point.x)
+    classes = full.problem.project_y(full.problem.dual_from(mean))  # CODA's rule
+    assert dual_gradient(full, Point(point.x, classes)) > 1e-3
 
 
 # Compositions, sets, and problems without a dual.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,22 @@ from scipy import optimize
 
 from fedminimax.algorithms.scsc import SCSC
 from fedminimax.algorithms.smvr import SMVR
+from fedminimax.cli import main
+from fedminimax.config import Experiment
 from fedminimax.data.clients import Clients
 from fedminimax.data.returns import Returns
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.simulate import simulate
+from fedminimax.experiment import load, run_experiment
 from fedminimax.problems.gradients import gradients
-from fedminimax.problems.portfolio import Moments, Portfolio, frontier, minimum, regular
+from fedminimax.problems.portfolio import (
+    Moments,
+    Portfolio,
+    frontier,
+    minimum,
+    regular,
+    tangency,
+)
 from fedminimax.types import Point, batch_of
 
 NONE = torch.zeros(0, dtype=torch.float64)
@@ -131,13 +142,30 @@ def test_long_only_weights_are_a_softmax():
 
 
 def test_bad_options_are_refused():
-    for options in ({"dimension": 0}, {"risk": -1.0}, {"risk": float("nan")}, {"floor": 0.0}):
-        with pytest.raises(ValueError, match="give at least 1"):
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"dimension": 0}, "dimension is 0; give the number of assets"),
+        ({"dimension": 2.5}, "dimension is 2.5; give the number of assets"),
+        ({"risk": -1.0}, "risk is -1.0; give a finite number of at least 0"),
+        ({"risk": float("nan")}, "risk is nan; give"),
+        ({"floor": 0.0}, "floor is 0.0; give a finite number above 0"),
+    ]
+    for options, told in bad:
+        with pytest.raises(ValueError, match=f"^{told}"):
             Portfolio(**{"dimension": 2, **options})
     with pytest.raises(ValueError, match="'none', 'sum', 'long_only'"):
         Portfolio(2, budget="simplex")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"hold \(3,\) returns each, but dimension is 2"):
         prepared(Portfolio(2), clients_of())
+
+
+def test_rows_of_another_kind_are_refused_before_the_first_round():
+    returns, labels = torch.ones(4, 3), torch.ones(4)
+    with pytest.raises(ValueError, match=r"shapes \(3,\), \(\); give .* has no labels"):
+        prepared(Portfolio(3), Clients([(returns, labels)]))
+    with pytest.raises(ValueError, match=r"shapes \(3,\), \(3,\), \(3,\); give \(returns,\)"):
+        prepared(Portfolio(3), Clients([(returns, returns, returns)]))
+    with pytest.raises(ValueError, match=r"has an entry 0\.5; give 1 for a present return"):
+        prepared(Portfolio(3), Clients([(returns, torch.full((4, 3), 0.5))]))
 
 
 # Missing returns.
@@ -318,3 +346,136 @@ def test_measures_that_need_rows_are_left_out_where_rows_cannot_be_seen():
     }  # fmt: skip
     empty = Point(torch.zeros(3, dtype=torch.float64), NONE)
     assert set(problem.evaluate(empty, ask)) == {"loss", "weight_sum"}
+
+
+def test_weights_of_sum_zero_have_a_gap_and_nothing_that_divides_by_it():
+    problem, ask = prepared(Portfolio(3, risk=5.0, floor=1e-6), clients_of())
+    for x in ([0.0, 0.0, 0.0], [0.5, -0.5, 0.0]):
+        found = problem.evaluate(Point(torch.tensor(x, dtype=torch.float64), NONE), ask)
+        assert set(found) == {"loss", "weight_sum", "gap"}
+        assert found["gap"] == found["loss"]  # the infimum without a budget is 0
+    # At 0 the guard is what is left.
+    empty = problem.evaluate(Point(torch.zeros(3, dtype=torch.float64), NONE), ask)
+    assert empty["gap"] == pytest.approx(5.0 * 1e-3)
+
+
+def test_a_minimum_that_is_not_there_reaches_the_user():
+    point = Point(torch.full((3,), 1 / 3, dtype=torch.float64), NONE)
+    few = Clients([(torch.eye(3, dtype=torch.float64)[:2],)], batch_size=None)
+    for problem, clients, told in (
+        (Portfolio(3, risk=0.0), clients_of(), "without a budget there is no minimum: risk is 0"),
+        (Portfolio(3, risk=0.0, budget="sum"), clients_of(), "there is no minimum: risk is 0"),
+        (Portfolio(3, budget="long_only"), clients_of(), "no closed form"),
+        (Portfolio(3), few, "fewer rows than assets"),
+    ):
+        found = problem.evaluate(point, prepared(problem, clients)[1])
+        assert told in found["minimum"]
+        assert "gap" not in found
+    assert "minimum" not in Portfolio(3, risk=5.0).evaluate(point, asking(problem, clients_of()))
+    run = simulate(
+        Portfolio(3, risk=0.0), SCSC(), clients_of(), 1, executor="debug", evaluate_every=1
+    )
+    assert "no minimum" in run.history[-1]["train"]["minimum"]
+
+
+# The page of the efficient frontier.
+
+
+def finished(folder: Path, changes: dict[str, Any] | None = None) -> Path:
+    table: dict[str, Any] = {
+        "data": {"name": "returns", "clients": 3, "assets": 4, "rows": 60, "spread": 0.5},
+        "problem": {"name": "portfolio", "budget": "sum", "risk": 0.8},
+        "method": {"name": "smvr", "lr": 0.05, "averaging_rate": 0.5, "local_steps": 2},
+        "run": {"rounds": 4, "evaluate_every": 4, "executor": "debug", "dtype": "float64"},
+    }
+    for section, values in (changes or {}).items():
+        # Another class has other options.
+        table[section] = values if "name" in values else table[section] | values
+    run_experiment(Experiment.from_table(table), folder)
+    return folder
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {line[0]: line[2:] for line in lines}
+
+
+def test_the_page_shows_runs_against_the_frontier_of_the_same_moments(tmp_path, capsys):
+    runs = [
+        finished(tmp_path / "budget"),
+        finished(tmp_path / "free", {"problem": {"budget": "none"}, "method": {"lr": 0.2}}),
+    ]
+    assert main(["frontier", *map(str, runs)]) == 0
+    text = capsys.readouterr().out
+    found = cells(text)
+    rows = [r[0] for r in Returns(3, 4, 60, spread=0.5).client_rows()]
+    returns = np.concatenate(rows)
+    mean, covariance = returns.mean(0), np.cov(returns.T, bias=True)
+    inverse, ones = np.linalg.inv(covariance), np.ones(4)
+    for folder in runs:
+        x = load(folder).point.x.numpy()
+        w = x / x.sum()
+        gained, deviation = w @ mean, np.sqrt(w @ covariance @ w)
+        # The least deviation from its first-order conditions, a linear system.
+        system = np.block([
+            [covariance, ones[:, None], mean[:, None]],
+            [ones, 0.0, 0.0],
+            [mean, 0.0, 0.0],
+        ])  # fmt: skip
+        best = np.linalg.solve(system, [0, 0, 0, 0, 1, gained])[:4]
+        least = np.sqrt(best @ covariance @ best)
+        phi = naive(x, returns, np.full(180, 1 / 180), 0.8)
+        expected = [phi, gained, deviation, gained / deviation, least]
+        assert [float(v) for v in found[str(folder)]] == pytest.approx(expected, rel=1e-4)
+        assert least < deviation
+    least = found["least variance"]
+    assert float(least[2]) == pytest.approx(1 / np.sqrt(ones @ inverse @ ones), rel=1e-4)
+    assert least[2] == least[4]  # it lies on the frontier
+    top = found["tangency (largest ratio)"]
+    assert float(top[3]) == pytest.approx(np.sqrt(mean @ inverse @ mean), rel=1e-4)
+    assert top[2] == top[4]
+    assert text.count("| run |") == 1  # both are on the same returns
+
+
+def test_the_figure_has_a_panel_for_each_set_of_returns(tmp_path, capsys):
+    runs = [finished(tmp_path / "one"), finished(tmp_path / "two", {"data": {"seed": 1}})]
+    page = tmp_path / "deep" / "page.md"
+    assert main(["frontier", *map(str, runs), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert text == capsys.readouterr().out
+    assert text.count("| run |") == 2
+    assert "](page.svg)" in text
+    figure = page.with_suffix(".svg").read_text()
+    assert all(str(folder) in figure for folder in runs)
+    assert figure.count(">frontier<") == figure.count(">least variance<") == 2
+    main(["frontier", *map(str, runs), "-o", str(page)])
+    assert page.with_suffix(".svg").read_text() == figure
+    assert main(["frontier", str(runs[0]), "-o", str(page.with_suffix(".svg"))]) == 2
+    assert "give the page another name" in capsys.readouterr().err
+
+
+def test_runs_that_have_no_frontier_are_told(tmp_path, capsys):
+    other = finished(
+        tmp_path / "other",
+        {
+            "data": {"name": "levels", "depth": 1},
+            "problem": {"name": "levels", "depth": 1},
+            "method": {"name": "fedavg"},
+        },
+    )
+    assert main(["frontier", str(other)]) == 2
+    assert "is on the problem 'levels', which has no efficient frontier" in capsys.readouterr().err
+    few = finished(tmp_path / "few", {"data": {"rows": 1}})
+    assert main(["frontier", str(few)]) == 0
+    text = capsys.readouterr().out
+    assert "There is no frontier: some weights have no risk" in text
+    assert cells(text)[str(few)][-1] == "-"
+    assert main(["frontier", str(few), "-o", str(tmp_path / "few.md")]) == 0
+    assert main(["frontier", str(tmp_path)]) == 2
+    assert "there is no config.toml" in capsys.readouterr().err
+
+
+def test_the_largest_ratio_may_not_be_there():
+    mean, covariance = moments_of(4)
+    assert tangency(mean, covariance) is not None
+    assert tangency(-mean.abs() - 1, torch.eye(4, dtype=torch.float64)) is None

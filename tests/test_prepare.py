@@ -41,11 +41,15 @@ def row_numbers(sites):
 def test_the_server_s_own_rows_are_the_first_of_each_class():
     one = (np.array([[1.0], [2.0], [3.0]]), np.array([0, 1, 0]))
     rows = [one, (np.ones((1, 1)), np.array([1]))]
-    features, labels = auxiliary(rows, 2)
+    found = auxiliary(rows, 2)
+    assert found is not None
+    features, labels = found
     assert (features[:, 0].tolist(), labels.tolist()) == ([1, 3, 2, 1], [0, 0, 1, 1])
     assert auxiliary(rows, 0) is None
     with pytest.raises(DataError, match="only 2 training rows of class 0"):
         auxiliary(rows, 3)
+    with pytest.raises(DataError, match="only 1 training rows of class 1"):
+        auxiliary([one], 3)  # of class 0 there are too few as well
     with pytest.raises(DataError, match=r"split\.auxiliary is -1"):
         auxiliary(rows, -1)
 

@@ -81,6 +81,31 @@ def test_what_a_level_returns_has_the_right_shape():
         checked(Composition([lambda x, batch: 1.0, square], [1.0]))  # type: ignore[list-item]
 
 
+def test_the_advice_about_lengths_is_given_where_lengths_are_the_trouble():
+    with pytest.raises(ValueError, match=r"size.*Give levels of which each takes"):
+        checked(Composition([widen, lambda v, batch: v @ torch.ones(3)], [1.0, 2.0]))
+
+    def broken(v: Tensor, batch: Any) -> Tensor:
+        raise KeyError("no such column")
+
+    with pytest.raises(ValueError, match=r"level 2 of Composition.*no such column'$"):
+        checked(Composition([widen, broken, square], [1.0]))
+
+
+def test_a_level_that_changes_the_type_is_named():
+    def wide(v: Tensor, batch: Any) -> Tensor:
+        return v.double()
+
+    with pytest.raises(ValueError, match=r"level 2 .* takes torch.float32 and returns .*64"):
+        checked(Composition([widen, wide, square], [1.0]))
+    assert checked(Composition([widen, wide, square], torch.ones(1).double())) == (1, 4, 4)
+
+
+def test_one_function_in_the_place_of_a_list_is_told():
+    with pytest.raises(ValueError, match=r"levels is one function; give a list"):
+        Composition(square, [1.0])  # type: ignore[arg-type]
+
+
 def test_a_set_of_another_length_is_refused():
     def outer(v: Tensor, y: Tensor, batch: Any) -> Tensor:
         return v.sum() * y.sum()

@@ -224,6 +224,17 @@ def test_projections_bring_points_no_further_apart(a, b):
         assert float((project(u) - project(v)).norm()) <= float((u - v).norm()) + 1e-9
 
 
+@pytest.mark.parametrize(("size", "dtype"), [(1e8, torch.float32), (1e20, torch.float64)])
+def test_the_simplex_takes_entries_of_any_size(size, dtype):
+    for entries, expected in (
+        ([size, 0.0, size], [0.5, 0.0, 0.5]),
+        ([size, -size, 0.25], [1.0, 0.0, 0.0]),
+        ([-size, -size], [0.5, 0.5]),
+        ([0.5, 0.25, *[-torch.finfo(dtype).max] * 3], [0.625, 0.375, 0.0, 0.0, 0.0]),
+    ):
+        assert simplex(torch.tensor(entries, dtype=dtype)).tolist() == expected
+
+
 def test_points_of_the_set_stay_where_they_are():
     inside = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     torch.testing.assert_close(simplex(inside), inside, rtol=0, atol=1e-15)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fedminimax.algorithms import METHODS
-from fedminimax.report.traits import traits
+from fedminimax.report.traits import _posed, _second_round, _sizes, gradients, traits
 
 FLOATS = {
     # method: up, down, in an ordinary round
@@ -35,9 +37,30 @@ def test_floats_are_those_of_the_papers(name):
         ("fgda", "2", 1, False),
         ("cdma_one", "2 + 1 on all rows a round", 2, True),
         ("sagda", "1 + 1 a round", 2, True),
-        ("fednest", "2 + 6 on all rows a round", 12, True),
+        ("fednest", "2 + 80 + 6 on all rows a round", 12, True),
+        ("smoothed_agda", "2", 2, False),
+        ("local_sgdm_rl", "1 + 2 on the server's rows a round", 2, False),
+        ("fed_dr_scgda", "2", 6, False),
     ],
 )
 def test_work_is_that_of_the_papers(name, gradients, exchanges, partial):
     found = traits(METHODS[name])
     assert (found.gradients, found.exchanges, found.partial) == (gradients, exchanges, partial)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_gradients_told_are_those_counted(name):
+    method = METHODS[name]()
+    sizes = _sizes(method)[0]
+    problem = _posed(method, sizes)[0]
+    method = method.for_problem(problem)
+    told = re.fullmatch(
+        r"(\d+)(?: \+ (\d+))?(?: \+ (\d+) on all rows)?(?: \+ (\d+) on the server's rows)?"
+        r"(?: a round)?",
+        gradients(method),
+    )
+    assert told, gradients(method)
+    step, batches, whole, own = (int(number or 0) for number in told.groups())
+    each = [step * method.steps(1, k) + batches + whole for k in range(sizes.clients)]
+    counted = _second_round(method, sizes)[1].gradients
+    assert counted == (sum(each) + own) * problem.sweep_gradients

@@ -23,8 +23,9 @@ from test_transcriptions import SEED, Paper, Rows, Vector, onto_ball, paper_of, 
 from fedminimax.algorithms.afl import AFL
 from fedminimax.algorithms.drfa import DRFA
 from fedminimax.algorithms.fedprox import FedProx
+from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.algorithms.local_sgdm import LocalSGDM
-from fedminimax.algorithms.local_sgdm_rl import LocalSGDMRL, ratios
+from fedminimax.algorithms.local_sgdm_rl import Copies, LocalSGDMRL, ratios
 from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import Debug
@@ -33,7 +34,7 @@ from fedminimax.engine.simulate import simulate
 from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy
 from fedminimax.random import distinct, key, words
-from fedminimax.types import Algorithm, Problem
+from fedminimax.types import Algorithm, Clock, Problem
 
 MINIMISATIONS = [
     (cross_entropy, labelled),
@@ -145,10 +146,9 @@ def test_the_ratio_is_ten_where_no_entry_is_unique_and_capped():
     level = torch.ones(2, 3)
     assert ratios(level, 0.8).tolist() == [10, 10]
     far = torch.tensor([[1.0, -1e-9], [1e-6, 1.0]])
-    clients, problem = classes(), class_weighted_linear()
-    assert ratios(far, 0.8)[1] > 5000
-    run = simulate(problem, LocalSGDMRL(0.1, slope=1.0, unique=1e9), clients, 2)
-    assert run.point.y.max() <= 5001
+    assert float(ratios(far, 0.8).min()) > 5000
+    up, _ = LocalSGDMRL(slope=0.5).send_weights(None, Copies(far, far, far), Clock.at())  # type: ignore[arg-type]
+    assert up.weights.tolist() == [2501, 2501]
 
 
 def test_the_ratio_loss_needs_its_problem_and_rows():
@@ -157,6 +157,10 @@ def test_the_ratio_loss_needs_its_problem_and_rows():
     bare = Clients([classes().train.rows(k) for k in range(5)])
     with pytest.raises(ValueError, match="LocalSGDMRL needs rows at the server"):
         simulate(class_weighted(), LocalSGDMRL(), bare, 1)
+    with pytest.raises(ValueError, match="the y of WeightedCrossEntropy is no player"):
+        simulate(class_weighted(), LocalSGDA(), classes(), 1)
+    even = simulate(class_weighted(), LocalSGDM(), classes(), 1)  # all classes weigh the same
+    assert even.point.y.tolist() == [1, 1, 1]
     with pytest.raises(ValueError, match="last layer must be Linear"):
         WeightedCrossEntropy(torch.nn.Linear(3, 2), 3)
 
@@ -283,6 +287,16 @@ def test_drfa(problem, clients):
     assert len(seen) > 1
     assert len(chosen) > 1
     assert zeros  # the projection was needed
+
+
+@pytest.mark.parametrize(
+    ("lr", "weights_lr", "outcome"),
+    [(0.1, 1e8, "finished"), (10.0, 1e30, "non-finite weights at round 0, phase 1, at the server")],
+)
+def test_huge_rates_of_drfa_end_in_a_sentence(lr, weights_lr, outcome):
+    method = DRFA(lr, weights_lr, 3)
+    run = simulate(least_squares(), method, labelled(), 8, cohort=COHORT, dtype=torch.float32)
+    assert run.outcome.startswith(outcome)
 
 
 @on_each

@@ -28,6 +28,7 @@ from rows_jacobians import (
 from fedminimax.algorithms.nlasg import NLASG
 from fedminimax.algorithms.scsc import SCSC
 from fedminimax.algorithms.smvr import SMVR
+from fedminimax.blocks.schedules import InverseRoot
 from fedminimax.data.batches import Sampler
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import Debug
@@ -36,6 +37,7 @@ from fedminimax.types import Problem
 
 SEED, ROUNDS, P = 5, 2, 2
 Matrix = np.ndarray
+Rule = Callable[[int], float]  # iteration -> rate
 
 
 # Levels by hand: rows -> value, rows -> Jacobian (of the last level, the gradient).
@@ -136,33 +138,33 @@ def chain(J: list[Matrix]) -> Matrix:
     return total
 
 
-def nlasg(m: Machines, x0: Matrix, step: float, tau: float, radius: None) -> tuple:
+def nlasg(m: Machines, x0: Matrix, step: Rule, tau: Rule, radius: None) -> tuple:
     w, J = map(list, zip(*(m.begin(x0, n) for n in range(m.count)), strict=True))
     z = [chain(own) for own in J]
     for t in range(ROUNDS * P):
         for n in range(m.count):
             rows, old = m.rows(n, t), list(w[n])
-            w[n][0] = m.project(old[0] - step * z[n])
+            w[n][0] = m.project(old[0] - step(t) * z[n])
             J[n] = [m.jacobian(k, old[k - 1], rows) for k in range(1, m.K + 1)]
             for k in range(1, m.K):
                 moved = J[n][k - 1] @ (w[n][k - 1] - old[k - 1])
-                w[n][k] = (1 - tau) * old[k] + tau * m.value(k, old[k - 1], rows) + moved
+                w[n][k] = (1 - tau(t)) * old[k] + tau(t) * m.value(k, old[k - 1], rows) + moved
         if (t + 1) % P == 0:
             m.average(w)
             m.average(J)
         for n in range(m.count):
-            z[n] = (1 - tau) * z[n] + tau * chain(J[n])
+            z[n] = (1 - tau(t)) * z[n] + tau(t) * chain(J[n])
     return w[0], J[0]
 
 
-def scsc(m: Machines, x0: Matrix, step: float, beta: float, radius: None) -> tuple:
+def scsc(m: Machines, x0: Matrix, step: Rule, beta: Rule, radius: None) -> tuple:
     h, J = map(list, zip(*(m.begin(x0, n) for n in range(m.count)), strict=True))
     for t in range(ROUNDS * P):
         for n in range(m.count):
             rows, old = m.rows(n, t), list(h[n])
-            h[n][0] = m.project(old[0] - step * chain(J[n]))
+            h[n][0] = m.project(old[0] - step(t) * chain(J[n]))
             for k in range(1, m.K):
-                h[n][k] = (1 - beta) * (old[k] - m.value(k, old[k - 1], rows)) + m.value(
+                h[n][k] = (1 - beta(t)) * (old[k] - m.value(k, old[k - 1], rows)) + m.value(
                     k, h[n][k - 1], rows
                 )
             J[n] = [m.jacobian(k, h[n][k - 1], rows) for k in range(1, m.K + 1)]
@@ -172,26 +174,32 @@ def scsc(m: Machines, x0: Matrix, step: float, beta: float, radius: None) -> tup
     return h[0], J[0]
 
 
-def smvr(m: Machines, x0: Matrix, step: float, beta: float, radius: float | None) -> tuple:
+def smvr(m: Machines, x0: Matrix, step: Rule, beta: Rule, radius: float | None) -> tuple:
+    def projected(jacobian: Matrix) -> Matrix:
+        size = np.sqrt((jacobian**2).sum())
+        if radius is None or size <= radius:
+            return jacobian
+        projections.append(size)
+        return jacobian * radius / size
+
+    projections: list[float] = []
     h, V = map(list, zip(*(m.begin(x0, n) for n in range(m.count)), strict=True))
-    scaled = 0
+    V = [[projected(jacobian) for jacobian in own] for own in V]
     for t in range(ROUNDS * P):
         for n in range(m.count):
             rows, old = m.rows(n, t), list(h[n])
-            h[n][0] = m.project(old[0] - step * chain(V[n]))
+            h[n][0] = m.project(old[0] - step(t) * chain(V[n]))
             for k in range(1, m.K + 1):
-                new = (1 - beta) * (V[n][k - 1] - m.jacobian(k, old[k - 1], rows))
+                new = (1 - beta(t)) * (V[n][k - 1] - m.jacobian(k, old[k - 1], rows))
                 new = new + m.jacobian(k, h[n][k - 1], rows)
-                if radius is not None and np.sqrt((new**2).sum()) > radius:
-                    new, scaled = new * radius / np.sqrt((new**2).sum()), scaled + 1
-                V[n][k - 1] = new
+                V[n][k - 1] = projected(new)
                 if k < m.K:
-                    h[n][k] = (1 - beta) * (old[k] - m.value(k, old[k - 1], rows))
+                    h[n][k] = (1 - beta(t)) * (old[k] - m.value(k, old[k - 1], rows))
                     h[n][k] = h[n][k] + m.value(k, h[n][k - 1], rows)
         if (t + 1) % P == 0:
             m.average(h)
             m.average(V)
-    assert radius is None or 0 < scaled < ROUNDS * P * m.count * m.K
+    assert radius is None or 0 < len(projections) < ROUNDS * P * m.count * m.K
     return h[0], V[0]
 
 
@@ -227,6 +235,7 @@ RUNS = [
     ("curved", SMVR, smvr, {"radius": 0.9}),
     ("portfolio", SMVR, smvr, {"radius": 1.9}),
     *(("portfolio", *method[:2], {"sent": "structured"}) for method in PLAIN),
+    *(("curved", *method[:2], {"falling": True}) for method in PLAIN),
 ]
 
 
@@ -237,13 +246,19 @@ RUNS = [
 )
 def test_a_run_is_the_sheet_s(case, method, box, options):
     make, clients, levels, project, step = CASES[case]
-    algorithm = method(lr=step, averaging_rate=0.7, local_steps=P, **options)
+    rates: tuple[Any, Any] = step, 0.7
+    rules: tuple[Rule, Rule] = (lambda t: step), (lambda t: 0.7)
+    if options.get("falling"):
+        rates = InverseRoot(step, shift=2.0, power=0.5), InverseRoot(0.9, shift=1.0, power=0.4)
+        rules = (lambda t: step / (2 + t) ** 0.5), (lambda t: 0.9 / (1 + t) ** 0.4)
+    options = {name: value for name, value in options.items() if name != "falling"}
+    algorithm = method(*rates, local_steps=P, **options)
     federation, state, store = federation_of(make(), algorithm, clients(), seed=SEED)
     start = state.server.x.numpy()
     for _ in range(ROUNDS):
         state = play_round(federation, state, store, Debug())
     machines = Machines(clients(), levels(), project)
-    h, jacobians = box(machines, start, step, 0.7, options.get("radius"))
+    h, jacobians = box(machines, start, *rules, options.get("radius"))
     server = state.server
     np.testing.assert_allclose(server.x.numpy(), h[0], rtol=1e-10, atol=1e-12)
     assert np.abs(h[0] - start).max() > 1e-3

@@ -1,4 +1,4 @@
-"""The command line: fedminimax demo | run | compare | list | predict | bench."""
+"""The command line: fedminimax demo | run | compare | frontier | list | predict | bench."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import io
 import json
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedminimax import __version__
 from fedminimax.algorithms import METHODS
 from fedminimax.bench import bench
-from fedminimax.config import CHOICES, Experiment, suggest
+from fedminimax.config import CHOICES, ConfigError, Experiment, read_toml, suggest
 from fedminimax.data.tables import read_table
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.simulate import Run
@@ -36,6 +37,7 @@ from fedminimax.experiment import (
     scores,
 )
 from fedminimax.metrics.ranking import auc
+from fedminimax.report import portfolio
 from fedminimax.report.comparison import compare, markdown
 from fedminimax.report.demo import demo
 from fedminimax.report.figures import draw
@@ -62,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _parser().error(f"unrecognized arguments: {' '.join(rest)}")
         options.changes += rest
     try:
-        return options.command(options)
+        with _warnings_as_notes():
+            return options.command(options)
     except OSError as error:
         said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print(f"fedminimax: {said}", file=sys.stderr)
@@ -73,6 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fedminimax: interrupted; a run goes on with --resume", file=sys.stderr)
         return 130
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """A warning is a sentence for the user; the line of source that gave it would not help."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+        yield
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,6 +120,15 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, help="also write a file's table, and figure, here"
     )
     command.set_defaults(command=_compare)
+
+    command = commands.add_parser(
+        "frontier", help="finished portfolio runs against the efficient frontier of their data"
+    )
+    command.add_argument("folders", nargs="+", type=Path, metavar="RUN")
+    command.add_argument(
+        "-o", "--output", type=Path, help="also write the page, and a figure, here"
+    )
+    command.set_defaults(command=_frontier)
 
     command = commands.add_parser("list", help="what an experiment can name, one sentence each")
     command.add_argument(
@@ -147,6 +167,10 @@ def _run(options: argparse.Namespace) -> int:
         with show.begun(experiment_of(folder)):
             run = resume(folder, **show.callbacks)
     else:
+        if "methods" in read_toml(options.config):
+            raise ConfigError(
+                f"{options.config} has several methods: use fedminimax compare {options.config}"
+            )
         experiment = Experiment.from_file(options.config, options.changes)
         built = build(experiment)
         for note in [] if quiet else built.notes:
@@ -233,6 +257,22 @@ def _compare_file(options: argparse.Namespace) -> int:
     if figure is not None:
         draw(*found, figure)
     text = markdown(path, *found, figure=None if figure is None else figure.name)
+    print(text, end="")
+    options.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _frontier(options: argparse.Namespace) -> int:
+    samples = portfolio.placed(options.folders)
+    if options.output is None:
+        print(portfolio.page(samples), end="")
+        return 0
+    figure = options.output.with_suffix(".svg")
+    if figure == options.output:
+        raise ValueError(f"{figure} is where the figure goes: give the page another name")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    portfolio.draw(samples, figure)
+    text = portfolio.page(samples, figure.name)
     print(text, end="")
     options.output.write_text(text, encoding="utf-8")
     return 0

@@ -160,10 +160,12 @@ class Problem(ABC):
     monitor: str = "loss"  # the metric that chooses the best round
     larger_is_better: bool = False
     client_weights: Weights = "uniform"  # unless the run says otherwise
+    maximised: bool = True  # does y ascend? If not, it is a method's to set, or stays as it is
     # A problem whose best y for a given x follows from means over rows says how: rows -> numbers,
     # mean numbers -> y.
     dual_statistics: Any = None
     dual_from: Any = None
+    best_dual_from: Any = None  # if the best y does not follow as a method's rule (CODA's) has it
 
     @property
     def sweep_gradients(self) -> int:

@@ -66,7 +66,9 @@ class JacobianMethod(Algorithm):
     sends only those that differ between rows or points, if the problem says which they are
     (`jacobian_structure`); the receiver fills in the others, and the numbers are the same. The last
     level's gradient always travels whole.
-    most_gb: a client whose Jacobians together would need more memory is refused.
+    most_gb: a client is refused if its Jacobians would need more memory in a step: those that it
+    has, and those that the step takes. How many clients step at a time is the executor's affair,
+    and what a product or a difference of Jacobians needs on the way is not counted.
     """
 
     lr: Rate = 1e-3
@@ -104,8 +106,12 @@ class JacobianMethod(Algorithm):
         """The level's new value and Jacobian, from those before; its input goes from `old` to
         `new`."""
 
-    def direction(self, client: Any, jacobians: tuple[Tensor, ...], clock: Clock) -> Tensor:
+    def direction(self, client: Any, jacobians: tuple[Tensor, ...]) -> Tensor:
         return product(jacobians)
+
+    def bounded(self, jacobian: Tensor) -> Tensor:
+        """An estimate of a Jacobian, as it is kept."""
+        return jacobian
 
     def init_server(self, problem: Problem, start: Point) -> Server:
         return Server(*start)
@@ -117,7 +123,7 @@ class JacobianMethod(Algorithm):
             values.append(problem.inner(number, values[-1], batch[number - 1]))
         self.check_memory(values)
         jacobians = tuple(
-            Level(problem, number, rows).value_and_jacobian(value)[1]
+            self.bounded(Level(problem, number, rows).value_and_jacobian(value)[1])
             for number, (value, rows) in enumerate(zip(values, batch, strict=True), start=1)
         )
         return Levels(down.x, tuple(values[1:]), self.packed(problem, jacobians))
@@ -140,7 +146,7 @@ class JacobianMethod(Algorithm):
         self, problem: Problem, down: Levels, client: Any, batch: Draw, clock: Clock
     ) -> Any:
         rate, before = at(self.averaging_rate, clock), self.unpacked(problem, client.jacobians)
-        along = self.direction(client, before, clock)
+        along = self.direction(client, before)
         x = problem.project_x(client.x - at(self.lr, clock) * along)
         old, new, inner, jacobians = client.x, x, (), ()
         # What the last level has for a value is of length 0, as is what it is tracked from.
@@ -150,13 +156,11 @@ class JacobianMethod(Algorithm):
             tracked, fresh = self.track(level, value, jacobian, old, new, rate)
             jacobians = (*jacobians, fresh)
             old, new, inner = value, tracked, (*inner, tracked)
-        return self.stepped(x, inner[:-1], self.packed(problem, jacobians), along)
+        return self.stepped(Levels(x, inner[:-1], self.packed(problem, jacobians)), along, rate)
 
-    def stepped(
-        self, x: Tensor, inner: tuple[Tensor, ...], jacobians: tuple[Tensor, ...], along: Tensor
-    ) -> Any:
+    def stepped(self, reached: Levels, along: Tensor, rate: Tensor | float) -> Any:
         """The client after a step along `along`."""
-        return Levels(x, inner, jacobians)
+        return reached
 
     def send(self, down: Levels, client: Any, clock: Clock) -> tuple[Levels, Any]:
         return Levels(client.x, client.inner, client.jacobians), client
@@ -187,13 +191,14 @@ class JacobianMethod(Algorithm):
     def check_memory(self, values: list[Tensor]) -> None:
         sizes = [value.numel() for value in values]
         entries = sum(a * b for a, b in pairwise(sizes)) + sizes[-1]
-        need = entries * values[0].element_size() / 1e9
+        copies = 1 + self.step_gradients
+        need = copies * entries * values[0].element_size() / 1e9
         if need > self.most_gb:
             raise ValueError(
                 f"{type(self).__name__}: the Jacobians of levels of lengths "
-                f"{', '.join(map(str, sizes))} have {entries:,} entries, {need:.2f} GB at every "
-                f"client, and most_gb is {self.most_gb:g}: use Fed-DR-SCGD, which keeps products "
-                "of Jacobians and vectors, or raise most_gb"
+                f"{', '.join(map(str, sizes))} have {entries:,} entries, and a step holds {copies} "
+                f"copies: {need:.3g} GB for each client at work, but most_gb is {self.most_gb:g}: "
+                "use Fed-DR-SCGD, which keeps products of Jacobians and vectors, or raise most_gb"
             )
 
 

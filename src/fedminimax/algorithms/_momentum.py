@@ -24,8 +24,7 @@ class MomentumDescentAscent(MoveThenTrack):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("primal_rate", "dual_rate"):
-            if isinstance(self.lr, int | float):
-                check_weight(type(self).__name__, f"lr * {name}", self.lr * getattr(self, name))
+            check_weight(type(self).__name__, f"lr * {name}", self.lr, getattr(self, name))
 
     def moved(self, problem: Problem, client: Any, clock: Clock) -> Point:
         lr = at(self.lr, clock)

@@ -61,13 +61,16 @@ class MovingAverages(OfDepth):
         super().__post_init__()
         name = type(self).__name__
         for rate in ("primal_rate", "inner_rate", "dual_rate"):
-            value = getattr(self, rate, 0.0)
-            if isinstance(self.lr, int | float) and isinstance(value, int | float):
-                check_weight(name, f"lr * {rate}", self.lr * value)
+            check_weight(name, f"lr * {rate}", self.lr, getattr(self, rate, 0.0))
         for option, kind in (("sync", Sync), ("output", Output)):
             if getattr(self, option) not in get_args(kind):
                 known = " or ".join(get_args(kind))
                 raise ValueError(f"{name}: {option} is {getattr(self, option)!r}; give {known}")
+        if self.output == "inner" and self.sync == "levelwise":
+            raise ValueError(
+                f"{name}: output is inner and sync levelwise, but there inner values are made a "
+                "round after the x that they belong to: give output x, or sync printed"
+            )
 
     def dual_rates(self, clock: Clock) -> tuple[Number, Number]:
         """What the step and the weight of y are lr times of."""
@@ -77,6 +80,11 @@ class MovingAverages(OfDepth):
         name, kind, count = type(self).__name__, type(problem).__name__, problem.depth - 1
         if self.output == "inner" and not count:
             raise ValueError(f"{name}: output is inner, but {kind} has no inner level: give x")
+        if self.output == "inner" and getattr(problem, "evaluated", "x") == "stepped":
+            raise ValueError(
+                f"{name}: output is inner, the weights after the inner step, but {kind} has "
+                'evaluated "stepped", which would take that step again: leave one of them out'
+            )
         if self.sync == "levelwise" and problem.depth != self.known_depth:
             self.for_problem(problem)  # refuses it
         slopes = unknown(start, count) if self.sync == "levelwise" else ()

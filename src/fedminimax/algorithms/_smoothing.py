@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedminimax.blocks.schedules import Rate, Schedule, at
+from fedminimax.blocks.schedules import Rate, at
 from fedminimax.types import Algorithm, Clock, Point, Problem
 
 
@@ -34,7 +34,7 @@ class Smoothing(Algorithm):
             raise ValueError(
                 f"{name}: smoothing is {self.smoothing!r}; give a finite number of at least 0"
             )
-        if not isinstance(rate, Schedule) and rate > 1:
+        if at_first(rate) > 1:
             raise ValueError(
                 f"{name}: anchor_rate is {rate!r}; give a number from 0 to 1 (1: no smoothing)"
             )

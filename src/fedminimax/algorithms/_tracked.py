@@ -6,13 +6,14 @@ together.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.schedules import Rate
+from fedminimax.blocks.schedules import Rate, Schedule, at
 from fedminimax.blocks.storm import storm
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
@@ -96,7 +97,10 @@ def storm_tracked(
     )
 
 
-def check_weight(owner: str, name: str, value: Rate) -> None:
-    """The weight of a new value is at most 1: beyond it the average would overshoot."""
-    if isinstance(value, int | float) and value > 1:
-        raise ValueError(f"{owner}: {name} is {value!r}; give a weight of at most 1")
+def check_weight(owner: str, name: str, *rates: Rate) -> None:
+    """The weight of a new value, a product of rates, is at most 1 when a run begins: beyond it the
+    average would overshoot."""
+    value = math.prod(float(at(rate, Clock.at())) for rate in rates)
+    if value > 1:
+        begins = "begins at" if any(isinstance(rate, Schedule) for rate in rates) else "is"
+        raise ValueError(f"{owner}: {name} {begins} {value!r}; give a weight of at most 1")

@@ -62,15 +62,17 @@ class AdaFGDA(FederatedDescentAscent):
     *Differs from the paper*: as FGDA does, and: "generate A_1, B_1" is read as line 6 on the
     averages of the first estimates, which stay each client's own. The paper gives no values for the
     average's factor and the floor, and one letter for both in its AdaBelief rule; they are two
-    numbers here. AMSGrad and AdaGrad-norm are ours, among the "many other" matrices it allows.
-    The clients could make the scales themselves from what they get, for dx + dy floats less; they
-    do not, so that a client that was away needs no past.
+    numbers here. Its runs have lr = 0.001; 0.01 is our default. AMSGrad and AdaGrad-norm are ours,
+    among the "many other" matrices it allows. The clients could make the scales themselves from
+    what they get, for dx + dy floats less; they do not, so that a client that was away needs no
+    past.
     """
 
     lr: Rate = 0.01  # scaled steps are of order 1, whatever the gradients
     scale: Literal["adam", "adabelief", "amsgrad", "adagrad_norm", "identity"] = "adam"
     scale_rate: float = 0.1  # 1 - varrho
     scale_floor: float = 0.01  # rho
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Huang et al., Adaptive Federated Minimax Optimization with Lower Complexities, AISTATS "
         "2024, Alg. 1"

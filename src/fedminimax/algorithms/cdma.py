@@ -32,6 +32,7 @@ class CDMANC(DescentAscent):
     """
 
     partial: ClassVar[bool] = True
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = REFERENCE
 
 
@@ -82,6 +83,7 @@ class CDMAONE(Collected):
     problem's sets are projected onto after each move.
     """
 
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = REFERENCE
 
 
@@ -124,6 +126,7 @@ class CDMAADA(Collected):
     primal_lr: Rate = InverseRoot(0.1, power=1 / 3, unit="round")  # eta_t
     dual_lr: Rate = InverseRoot(0.1, power=1 / 3, unit="round")
     momentum_rate: Rate = InverseRoot(1.0, power=2 / 3, unit="round")  # a_t
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = REFERENCE
 
     def init_server(self, problem: Problem, start: Point) -> AdaServer:

@@ -44,6 +44,7 @@ class Coda(StageAveraged):
     """
 
     dual_batches: int = 8
+    solves: ClassVar[str] = "minimax: PL-strongly concave"
     reference: ClassVar[str] = (
         "Guo et al., Communication-Efficient Distributed Stochastic AUC Maximization, ICML 2020"
     )

@@ -31,6 +31,7 @@ class CodaPlus(StageAveraged):
     the paper's are even. A run that ends inside a stage returns the last average, not the stage's.
     """
 
+    solves: ClassVar[str] = "minimax: PL-strongly concave"
     reference: ClassVar[str] = (
         "Yuan et al., Federated Deep AUC Maximization for Heterogeneous Data, ICML 2021, Alg. 1-2"
     )

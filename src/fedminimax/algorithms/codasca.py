@@ -69,6 +69,7 @@ class Codasca(StagewiseProximal):
 
     server_lr: Rate = 1.0  # eta_g
     keep: ClassVar[tuple[str, ...]] = ("center", "control_x", "control_y", "stage")
+    solves: ClassVar[str] = "minimax: PL-strongly concave"
     reference: ClassVar[str] = (
         "Yuan et al., Federated Deep AUC Maximization for Heterogeneous Data, ICML 2021, Alg. 3-4"
     )

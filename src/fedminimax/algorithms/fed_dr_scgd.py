@@ -38,7 +38,8 @@ class FedDRSCGD(DoublyRecursive):
     the covariance over clients of a level's Jacobian with the value below it (or the gradient
     above it) stays. With "levelwise" and `local_steps` 1, full batches and no projection, the mean
     of momentum^1 is the gradient from the first synchronisation on; with more local steps the
-    floor falls with the rate.
+    floor falls with the rate. The sweeps of a level-wise synchronisation are made in the round
+    after its move, and a schedule in rounds gives them that round's rate.
 
     `projection` is Pi: "none"; "ball", onto the ball of radius^(K-k+1) for level k, the bound of
     Lemma C.1 if every Jacobian's norm is at most `radius`; or "third", v / 3, the operator of

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedminimax.algorithms._descent_ascent import DescentAscent
 from fedminimax.blocks.schedules import Rate, at
 from fedminimax.problems.gradients import gradients
-from fedminimax.types import Clock, Draw, Phase, Point, Problem
+from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
 
 class Client(NamedTuple):
@@ -55,13 +55,16 @@ class Normalised(DescentAscent):
                 f"{name}: client_steps and least_steps were both given; leave out one of them"
             )
 
+    def for_clients(self, count: int) -> Algorithm:
+        if 0 < len(self.client_steps) < count:
+            raise ValueError(
+                f"{type(self).__name__}: client_steps has {len(self.client_steps)} numbers, but "
+                f"there are {count} clients: give one for every client"
+            )
+        return self
+
     def steps(self, round: int, client: int) -> int:
         if self.client_steps:
-            if client >= len(self.client_steps):
-                raise ValueError(
-                    f"{type(self).__name__}: client_steps has {len(self.client_steps)} numbers, "
-                    f"but there is a client {client}, counted from 0: give one for every client"
-                )
             return self.client_steps[client]
         if self.least_steps is None:
             return self.local_steps
@@ -116,6 +119,7 @@ class FedNormSGDA(Normalised):
     server's; the directions are the gradients, also where a set cut a move short.
     """
 
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Sharma, Panda and Joshi, Federated Minimax Optimization with Client Heterogeneity, TMLR "
         "2023"
@@ -160,6 +164,7 @@ class FedNormSGDAPlus(Normalised):
     """
 
     snapshot_rounds: int = 10  # S
+    solves: ClassVar[str] = "minimax: nonconvex-concave"
     reference: ClassVar[str] = FedNormSGDA.reference
 
     def init_server(self, problem: Problem, start: Point) -> PlusServer:

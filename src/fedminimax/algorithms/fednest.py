@@ -55,6 +55,7 @@ class FedNest(Collecting):
     inner_rounds: int = 5  # T
     inner_steps: int = 8  # tau of FedInn
     control_data: Literal["whole", "minibatch"] = "whole"
+    solves: ClassVar[str] = "minimax: nonconvex-strongly concave"
     reference: ClassVar[str] = (
         "Tarzanagh, Li, Thrampoulidis and Oymak, FedNest: Federated Bilevel, Minimax, and "
         "Compositional Optimization, ICML 2022"

@@ -38,6 +38,7 @@ class FedSGDAM(MoveThenTrack):
     dual_rate: Rate = 0.1
     local_steps: int = 8  # Q
     first_batches: int = 1
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Wu et al., Solving a Class of Non-Convex Minimax Optimization in Federated Learning, "
         "NeurIPS 2023, FedSGDA-M"

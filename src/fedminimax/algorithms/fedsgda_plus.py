@@ -34,6 +34,7 @@ class FedSGDAPlus(SnapshotAscent):
 
     server_lr: Rate = 1.0  # glr
     snapshot_rounds: int = 1  # otLoop
+    solves: ClassVar[str] = "minimax: nonconvex-concave"
     reference: ClassVar[str] = (
         "Wu et al., Solving a Class of Non-Convex Minimax Optimization in Federated Learning, "
         "NeurIPS 2023, FedSGDA+"

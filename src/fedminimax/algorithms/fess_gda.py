@@ -44,6 +44,7 @@ class FESSGDA(Smoothing, TwoSided):
 
     dual_proximal: Rate = 0.0  # epsilon / (2 D)
     partial: ClassVar[bool] = True
+    solves: ClassVar[str] = "minimax: nonconvex-PL, nonconvex-concave, PL-PL"
     reference: ClassVar[str] = (
         "Shen, Huang, Zhang and Shen, Stochastic Smoothed Gradient Descent Ascent for Federated "
         "Minimax Optimization, AISTATS 2024, Alg. 1"

@@ -43,9 +43,12 @@ class FGDA(FederatedDescentAscent):
     a round is the average before the common move, which each client then makes itself: the old and
     the new point need not both travel. The run returns the last point, not that of a random
     iteration. Section 4 subtracts where y ascends; the box and the proofs add, and so does this.
-    The projections onto the problem's sets after every move are ours.
+    Its prose calls lambda the primal and gamma the dual step size; the box has them the other way
+    round, as here. Its runs have lr = 0.001 and primal_lr = dual_lr = 0.1; lr = 1 is our default,
+    as the product is the step. The projections onto the problem's sets after every move are ours.
     """
 
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Huang et al., Adaptive Federated Minimax Optimization with Lower Complexities, AISTATS "
         "2024, Alg. 1"

@@ -28,6 +28,7 @@ class FSGDA(TwoSided):
     """
 
     partial: ClassVar[bool] = True
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Yang, Liu, Zhang and Liu, SAGDA: Achieving O(eps^-2) Communication Complexity in "
         "Federated Min-Max Learning, NeurIPS 2022"

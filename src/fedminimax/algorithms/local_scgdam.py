@@ -38,8 +38,13 @@ class LocalSCGDAM(MovingAverages):
     grad_z F_K with momentum_y, its products with J_(K-1), ..., J_2 one after another, and
     momentum_x, each averaged before the next is computed from it. With one local step and exact
     functions nothing of the floor is left; the local iterations between two synchronisations keep
-    the client's own products, and their part of it. `output` "inner" returns and measures
-    inner^(K-1) in the place of x, where it is of the same length (compositional AUC).
+    the client's own products, and their part of it. Its sweeps through the levels are made in the
+    round after its move, and a schedule in rounds gives them that round's rate.
+
+    `output` "inner" returns and measures inner^(K-1) in the place of x, where it is of the same
+    length (compositional AUC): the scores are those of the weights h after the inner step, but the
+    logged loss is that of the composition at h, F_2(F_1(h), y), one inner step further. It needs
+    "printed", and a problem that measures x.
 
     Up and down: 2 (dx + dy) and all inner, 3d + 8 floats for the AUC of d weights; the first round
     sends down x and y only. "levelwise": 2 (dx + dy) and all inner twice, in 2 K exchanges; the
@@ -55,6 +60,7 @@ class LocalSCGDAM(MovingAverages):
 
     dual_lr: Rate = 0.33  # gamma_y
     dual_rate: Rate = 3.3  # beta_y
+    solves: ClassVar[str] = "compositional minimax: nonconvex-strongly concave"
     reference: ClassVar[str] = (
         "Zhang et al., Federated Compositional Deep AUC Maximization, NeurIPS 2023, Alg. 1"
     )

@@ -30,6 +30,7 @@ class LocalSGDA(Algorithm):
     primal_lr: Rate = 0.1
     dual_lr: Rate = 0.1
     local_steps: int = 8
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Deng and Mahdavi, Local Stochastic Gradient Descent Ascent, AISTATS 2021"
     )

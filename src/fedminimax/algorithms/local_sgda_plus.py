@@ -27,6 +27,7 @@ class LocalSGDAPlus(SnapshotAscent):
     """
 
     snapshot_every: int | None = None  # S
+    solves: ClassVar[str] = "minimax: nonconvex-concave"
     reference: ClassVar[str] = (
         "Deng and Mahdavi, Local Stochastic Gradient Descent Ascent, AISTATS 2021, Local SGDA+"
     )

@@ -31,6 +31,7 @@ class LocalSGDAM(MomentumDescentAscent):
     before the first step. The projections onto the problem's sets after every move are ours.
     """
 
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Sharma et al., Federated Minimax Optimization: Improved Convergence Analyses and "
         "Algorithms, ICML 2022, Momentum Local SGDA"

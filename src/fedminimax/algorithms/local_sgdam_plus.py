@@ -46,6 +46,7 @@ class LocalSGDAMPlus(MomentumDescentAscent):
 
     snapshot_every: int | None = None  # S
     keep: ClassVar[tuple[str, ...]] = ("momentum_x", "momentum_y", "snapshot")
+    solves: ClassVar[str] = "minimax: nonconvex-concave"
     reference: ClassVar[str] = (
         "Sharma et al., Federated Minimax Optimization: Improved Convergence Analyses and "
         "Algorithms, ICML 2022, Momentum Local SGDA+"

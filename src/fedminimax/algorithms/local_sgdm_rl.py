@@ -50,14 +50,13 @@ class LocalSGDMRL(LocalSGDM):
     *Differs from the paper*: whose text was not at hand; the estimate is that of its authors' code,
     where 63 rows a class and batches of 64 make an epoch one full-batch step. The copies are
     trained with this method's lr and heavy_ball, without the code's weight decay. Rows at the
-    server are what federated learning does without: a deployment refuses this method.
+    server are what federated learning does without: the method is for simulations only.
     """
 
     slope: float = 0.1
     unique: float = 0.8
     auxiliary_steps: int = 2
     auxiliary: ClassVar[bool] = True
-    maximises: ClassVar[bool] = True  # it sets y, though as no maximising player would
     solves: ClassVar[str] = "minimisation with class weights"
     reference: ClassVar[str] = (
         "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021; LocalSGDM_RL of "

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedminimax.algorithms._jacobians import JacobianMethod, Level, Levels, product
-from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.schedules import Rate
 from fedminimax.types import Clock, Draw, Problem
 
 
@@ -17,6 +18,7 @@ class Client(NamedTuple):
     inner: tuple[Tensor, ...]  # w_i
     jacobians: tuple[Tensor, ...]
     momentum: Tensor  # z
+    last_rate: Tensor  # tau of the step that made the Jacobians
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,12 @@ class NLASG(JacobianMethod):
     sheet, without a set: lr is its tau / beta. The momentum begins as the first product, not as 0.
     What is averaged, and lr and averaging_rate, are as in the experiments of the Fed-DR-SCGD paper,
     which names values, Jacobians and x: not the momentum. That the next direction uses the averaged
-    Jacobians is our reading. The projection of x is ours.
+    Jacobians is our reading; it is weighted, as in the sheet, with the rate of the step that made
+    them. The projection of x is ours.
     """
 
     lr: Rate = 1e-6
-    keep: ClassVar[tuple[str, ...]] = ("inner", "jacobians", "momentum")
+    keep: ClassVar[tuple[str, ...]] = ("inner", "jacobians", "momentum", "last_rate")
     reference: ClassVar[str] = (
         "Balasubramanian, Ghadimi and Nguyen, Stochastic Multilevel Composition Optimization "
         "Algorithms with Level-Independent Convergence Rates, SIAM J. Optim. 32(2), 2022, NLASG"
@@ -55,22 +58,20 @@ class NLASG(JacobianMethod):
     def init_client(self, problem: Problem, down: Levels, batch: Draw | None) -> Client:
         first = super().init_client(problem, down, batch)
         momentum = product(self.unpacked(problem, first.jacobians))
-        return Client(first.x, first.inner, first.jacobians, momentum)
+        # The average of the first product with itself is the same at any rate.
+        return Client(first.x, first.inner, first.jacobians, momentum, momentum.new_zeros(()))
 
     def receive_first(self, down: Levels, client: Any, clock: Clock) -> Client:
-        return Client(down.x, client.inner, client.jacobians, client.momentum)
+        return Client(down.x, *client)
 
     def receive(self, down: Levels, client: Any, clock: Clock) -> Client:
-        return Client(down.x, down.inner, down.jacobians, client.momentum)
+        return Client(down.x, down.inner, down.jacobians, client.momentum, client.last_rate)
 
-    def direction(self, client: Client, jacobians: tuple[Tensor, ...], clock: Clock) -> Tensor:
-        rate = at(self.averaging_rate, clock)
-        return (1 - rate) * client.momentum + rate * product(jacobians)
+    def direction(self, client: Client, jacobians: tuple[Tensor, ...]) -> Tensor:
+        return (1 - client.last_rate) * client.momentum + client.last_rate * product(jacobians)
 
-    def stepped(
-        self, x: Tensor, inner: tuple[Tensor, ...], jacobians: tuple[Tensor, ...], along: Tensor
-    ) -> Client:
-        return Client(x, inner, jacobians, along)
+    def stepped(self, reached: Levels, along: Tensor, rate: Tensor | float) -> Client:
+        return Client(*reached, along, torch.as_tensor(rate, dtype=along.dtype))
 
     def track(
         self,

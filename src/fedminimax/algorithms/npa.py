@@ -25,6 +25,7 @@ class NPA(StageAveraged):
 
     local_steps: int = 1
     stage_rounds: int = 800
+    solves: ClassVar[str] = "minimax: PL-strongly concave"
     reference: ClassVar[str] = (
         "Yuan et al., Federated Deep AUC Maximization for Heterogeneous Data, ICML 2021, App. C"
     )

@@ -31,6 +31,7 @@ class SAGDA(Corrected, TwoSided):
     and after the server's.
     """
 
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Yang, Liu, Zhang and Liu, SAGDA: Achieving O(eps^-2) Communication Complexity in "
         "Federated Min-Max Learning, NeurIPS 2022"

@@ -81,6 +81,7 @@ class SmoothedGDA(OneStep):
     set of x is projected onto after each move.
     """
 
+    solves: ClassVar[str] = "minimax: nonconvex-concave"
     reference: ClassVar[str] = (
         "Zhang, Xiao, Sun and Luo, A Single-Loop Smoothed Gradient Descent-Ascent Algorithm for "
         "Nonconvex-Concave Min-Max Problems, NeurIPS 2020"
@@ -113,6 +114,7 @@ class SmoothedAGDA(OneStep):
 
     second_batch: bool = True
     carry: ClassVar[tuple[str, ...]] = ("y",)
+    solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
         "Yang, Orvieto, Lucchi and He, Faster Single-loop Algorithms for Minimax Optimization "
         "without Strong Concavity, AISTATS 2022"

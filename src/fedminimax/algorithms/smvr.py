@@ -26,9 +26,10 @@ class SMVR(JacobianMethod):
         V_k <- P( J_k(h_{k-1} new) + (1 - averaging_rate) * ( V_k - J_k(h_{k-1} old) ) )
 
     P scales a Jacobian whose Frobenius norm is above `radius` back to it; none by default. Values
-    and Jacobians begin on one batch. The server averages x, all h_k and all V_k. With d_k the
-    length of h_k, up and down: sum_{k<K} d_k + sum_k d_k d_{k-1} floats, where d_K = 1; the first
-    round sends only x down. `sent` = "structured" sends less, see the base class.
+    and Jacobians begin on one batch, and P is applied to these too. The server averages x, all h_k
+    and all V_k. With d_k the length of h_k, up and down: sum_{k<K} d_k + sum_k d_k d_{k-1} floats,
+    where d_K = 1; the first round sends only x down. `sent` = "structured" sends less, see the base
+    class.
 
     *Differs from the paper*: whose text was not at hand; the update is reasoned from the algorithm
     sheet. Its P has the levels' Lipschitz constant for a radius, which is rarely known. What is
@@ -65,7 +66,8 @@ class SMVR(JacobianMethod):
     ) -> tuple[Tensor, Tensor]:
         value_old, jacobian_old = level.value_and_jacobian(old)
         value_new, jacobian_new = level.value_and_jacobian(new)
-        tracked = storm(jacobian, jacobian_new, jacobian_old, rate)
-        if self.radius is not None:
-            tracked = ball(self.radius)(tracked)
+        tracked = self.bounded(storm(jacobian, jacobian_new, jacobian_old, rate))
         return storm(value, value_new, value_old, rate), tracked
+
+    def bounded(self, jacobian: Tensor) -> Tensor:
+        return jacobian if self.radius is None else ball(self.radius)(jacobian)

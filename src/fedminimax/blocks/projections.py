@@ -13,6 +13,9 @@ def simplex(v: Tensor) -> Tensor:
     >>> simplex(torch.tensor([0.5, 0.9, -1.0]))
     tensor([0.3000, 0.7000, 0.0000])
     """
+    # A constant changes nothing, and what lies 1 below the largest entry becomes 0 anyway: so the
+    # sums below are exact enough for entries of any size.
+    v = torch.clamp(v - v.max(), min=-1)
     ordered = torch.sort(v, descending=True).values
     count = torch.arange(1, v.numel() + 1, dtype=v.dtype, device=v.device)
     excess = (torch.cumsum(ordered, 0) - 1) / count

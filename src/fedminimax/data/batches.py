@@ -101,7 +101,7 @@ class Draws:
         if self._index is None:
             return 0
         each = sum(math.prod(column.shape[1:]) for column in self.shards.columns)
-        return int(self._index[0].numel()) * each
+        return math.prod(self._index.shape[1:]) * each
 
     @cached_property
     def _whole(self) -> Batch:

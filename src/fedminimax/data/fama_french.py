@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ FILES = {
 ARRAYS = "ff100_daily.npz"
 PLACE = "fama-french-100"  # where it may lie in a folder of many data sets
 MARKS = (-99.99, -999.0)  # what the library writes for a missing return
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 LIBRARY = "https://mba.tuck.dartmouth.edu/pages/faculty/ken.french/data_library.html"
 
 
@@ -111,16 +113,40 @@ class FamaFrench:
 def read(file: Path, sort: str, weighting: str) -> np.ndarray:
     """The days' returns in percent, from any of the three forms of file."""
     if file.suffix == ".npz":
-        with np.load(file) as arrays:
-            if sort not in arrays:
-                raise DataError(f"{file} has no array {sort!r}; give it one, days by portfolios.")
-            return np.round(arrays[sort] / 100.0, 2)
-    if file.suffix.lower() == ".zip":
-        with zipfile.ZipFile(file) as packed:
-            text = packed.read(packed.namelist()[0]).decode("latin-1")
-    else:
-        text = file.read_text("latin-1")
+        return _array(file, sort)
+    text = _unpacked(file) if file.suffix.lower() == ".zip" else file.read_text("latin-1")
     return parse(text, weighting, str(file))
+
+
+def _array(file: Path, sort: str) -> np.ndarray:
+    name = f"{sort}.npy"
+    try:
+        # Not by np.load, which takes a file that is no archive for a pickled object.
+        with zipfile.ZipFile(file) as packed:
+            found = packed.read(name) if name in packed.namelist() else None
+        hundredths = None if found is None else np.lib.format.read_array(io.BytesIO(found))
+    except (*DAMAGED, ValueError) as error:
+        raise DataError(
+            f"{file} is damaged, or holds no arrays of numbers; make it again with np.savez."
+        ) from error
+    if hundredths is None:
+        raise DataError(f"{file} has no array {sort!r}; give it one, days by portfolios.")
+    if hundredths.ndim != 2 or not np.issubdtype(hundredths.dtype, np.number):
+        raise DataError(
+            f"{file}, array {sort!r}: the shape is {hundredths.shape} and the type "
+            f"{hundredths.dtype}; give numbers, days by portfolios."
+        )
+    return np.round(hundredths / 100.0, 2)
+
+
+def _unpacked(file: Path) -> str:
+    try:
+        with zipfile.ZipFile(file) as packed:
+            return packed.read(packed.namelist()[0]).decode("latin-1")
+    except (*DAMAGED, IndexError) as error:
+        raise DataError(
+            f"{file} is damaged, or no zip file with one CSV file ({error}); download it again."
+        ) from error
 
 
 def parse(text: str, weighting: str, where: str) -> np.ndarray:

@@ -25,10 +25,16 @@ class LevelsData:
     Client n has one number z_n, with mean 0 and variance 1 over the clients, and deviates by
     z_n * jacobian_spread * (a rotation) and by z_n * value_spread * (a unit vector), drawn per
     level. So the covariance over clients of the Jacobian of one level and the value of the level
-    before it has the length value_spread * jacobian_spread, for any number of clients above 1.
+    before it has the length value_spread * jacobian_spread, for any number of clients above 1: one
+    number drives all, and that is the largest bias that the two dials allow. `independent` draws a
+    number per client for every level and either dial instead; then the covariances are those of
+    independent draws, about 1 / sqrt(clients) of that.
 
     With `noise`, a client's rows scatter around its own with mean zero: root mean squares again, of
-    the length of an offset and of the Frobenius norm of a matrix (Assumption 3.2's sigma).
+    the length of an offset and of the Frobenius norm of a matrix (Assumption 3.2's sigma). What is
+    built in: the rows of a client are centred, so without replacement the noise of an epoch cancels
+    within it; and an offset's noise is additive, so it cancels in every difference of a level at
+    two points on the same rows, which is what recursive (STORM) estimates are made of.
     """
 
     clients: int = 10
@@ -38,12 +44,14 @@ class LevelsData:
     jacobian_spread: float = 0.5
     noise: float = 0.0
     rows: int = 1
+    independent: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("clients", "depth", "dimension", "rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+            given = getattr(self, name)
+            if type(given) is not int or given < 1:
+                raise ValueError(f"{name} is {given!r}; give a whole number of at least 1")
         for name in ("value_spread", "jacobian_spread", "noise"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number of at least 0")
@@ -66,21 +74,26 @@ class LevelsData:
             turn = np.linalg.qr(common.standard_normal((size, size)))[0]
             turns[level : level + 1] = self.jacobian_spread * turn
         return [
-            (factor * turns + matrices, factor * shifts + offsets)
-            for factor, matrices, offsets in zip(
-                self._factors(),
+            (turn[:, None, None] * turns + matrices, shift[:, None] * shifts + offsets)
+            for turn, shift, matrices, offsets in zip(
+                self._factors("turn")[:, 1:],
+                self._factors("shift"),
                 self._scatter("matrices", turns.shape, size),
                 self._scatter("offsets", shifts.shape, math.sqrt(size)),
                 strict=True,
             )
         ]
 
-    def _factors(self) -> np.ndarray:
-        z = generator(self.seed, "levels clients").standard_normal(self.clients)
+    def _factors(self, dial: str) -> np.ndarray:
+        """z, a row for each client and a column for each level."""
         if self.clients == 1:
-            return np.zeros(1)
-        z -= z.mean()
-        return z / np.sqrt((z**2).mean())
+            return np.zeros((1, self.depth))
+        named = [f"levels clients {dial} {k}" for k in range(self.depth)]
+        if not self.independent:
+            named = ["levels clients"] * self.depth
+        z = np.stack([generator(self.seed, n).standard_normal(self.clients) for n in named], 1)
+        z -= z.mean(0)
+        return z / np.sqrt((z**2).mean(0))
 
     def _scatter(self, what: str, shape: tuple[int, ...], scale: float) -> list[np.ndarray]:
         """Per client, so that a client's noise does not depend on how many there are."""

@@ -100,7 +100,7 @@ def auxiliary(clients: Sequence[Sequence[Any]], count: int) -> tuple[np.ndarray,
     columns = [np.concatenate([np.asarray(c) for c in same]) for same in zip(*clients, strict=True)]
     classes, found = np.unique(columns[1], return_counts=True)
     if (found < count).any():
-        few = classes[found < count][0]
+        few = classes[found.argmin()]
         raise DataError(
             f"split.auxiliary is {count}, but there are only {found.min()} training rows of class "
             f"{few:g}; give a smaller number."

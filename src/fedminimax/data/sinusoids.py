@@ -22,6 +22,8 @@ class SinusoidData:
     [0, pi], inputs in [-5, 5]; with `noise`, targets are normal around it. A client holds
     `tasks_per_client` tasks of the `tasks`, the next client those that begin one further: with all
     of them, clients are alike; with 1, every client has a task of its own, or shares it with few.
+    With 1 and no more clients than tasks no task has rows at two clients: the objective is a plain
+    mean of the clients' own, and nothing is composed across clients.
     Of each task it holds a client has `support` rows, to adapt on, and `query` rows, to be judged
     by. The test rows are of as many new tasks.
     """

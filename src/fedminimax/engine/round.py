@@ -151,8 +151,15 @@ def play_round(
         average = mean(result.up, federation.weights_of(phase, cohort))
         new = phase.aggregate(federation.problem, server, average, clock)
         if bad := bad_field(average, new, result.kept):
-            where = find_non_finite(work) or f"non-finite {bad} at {at_the_server(clock)}"
-            raise NonFiniteError(f"{where}: lower the learning rate, or look at that client's data")
+            where = find_non_finite(work)
+            if where is not None:
+                raise NonFiniteError(
+                    f"{where}: lower the learning rate, or look at that client's data"
+                )
+            raise NonFiniteError(
+                f"non-finite {bad} at {at_the_server(clock)}, after steps that were finite at "
+                "every client: lower the learning rates, the server's too if it has one"
+            )
         server, kept = new, result.kept
         store.save(cohort, keeping(kept_type(algorithm.keep), kept))
         if phase.data == "minibatch":

@@ -185,7 +185,12 @@ def _check_match(problem: Problem, algorithm: Algorithm, partial: bool) -> None:
             f"{name} solves problems of depth {algorithm.levels}, but {kind} has depth "
             f"{problem.depth}: use a method for compositions"
         )
-    if not algorithm.maximises and problem.start().y.numel():
+    if algorithm.maximises and not problem.maximised:
+        raise ValueError(
+            f"{name} maximises over y, but the y of {kind} is no player: use a method that only "
+            "minimises, or one that sets it"
+        )
+    if not algorithm.maximises and problem.maximised and problem.start().y.numel():
         raise ValueError(
             f"{name} only minimises, but {kind} also has a maximising player: use a minimax method"
         )

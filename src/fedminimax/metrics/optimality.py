@@ -84,9 +84,11 @@ def best_dual(full: Full, point: Point, tolerance: float = 1e-6, most: int = 100
     problem = full.problem
     if point.y.numel() == 0:
         return Solved(point.y, 0.0, 0, True)
-    if problem.dual_from is not None and problem.depth == 1:
+    # A problem may have another y to restart from (CODA's rule) than the one that maximises.
+    rule = problem.best_dual_from or problem.dual_from
+    if rule is not None and problem.depth == 1:
         (mean,) = full.ask.mean("dual_statistics", point.x)
-        return Solved(problem.project_y(problem.dual_from(mean)).to(point.y.dtype), 0.0, 0, True)
+        return Solved(problem.project_y(rule(mean)).to(point.y.dtype), 0.0, 0, True)
     return _climb(
         lambda y: full.value(Point(point.x, y)),
         lambda y: full.dual_gradient(Point(point.x, y)),
@@ -232,7 +234,8 @@ class Drift:
     holds drift_x and drift_y: the root of the weighted mean of |x_k - mean|^2, and the same for y,
     as `client_drift` has it. It is that of the phase in which clients are furthest apart, weighted
     as the phase's mean is. The server learns means only: of x_k - x and of |x_k - x|^2, with x its
-    own point when the round began. `bytes` is what that adds to what travels up.
+    own point when the round began. `bytes` is what that adds to what travels up. In a level-wise
+    synchronisation a client sends where it moves next; compared is its x before that last move.
     """
 
     def __init__(self, point: Point):

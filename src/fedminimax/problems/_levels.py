@@ -11,9 +11,9 @@ from fedminimax.types import Batch, Point, Problem
 def check_levels(problem: Problem, point: Point, batch: Batch) -> tuple[int, ...]:
     """The lengths of x and of the inner values, from one client's rows and without an exchange.
 
-    A level that cannot take what the level before it returns, or that does not return a vector, or
-    a last one that does not return a number, is refused by its number. A level that takes vectors
-    of any length (by broadcasting, say) cannot be told from one that fits.
+    A level that cannot take what the level before it returns, or that does not return a vector of
+    the same type, or a last one that does not return a number, is refused by its number. A level
+    that takes vectors of any length (by broadcasting, say) cannot be told from one that fits.
     """
     name, value = type(problem).__name__, point.x
     lengths = [len(value)]
@@ -28,16 +28,28 @@ def check_levels(problem: Problem, point: Point, batch: Batch) -> tuple[int, ...
                     else problem.inner(level, value, batch)
                 )
         except Exception as error:
+            advice = ". Give levels of which each takes what the one before it returns"
             raise ValueError(
                 f"level {level} of {name} (of {problem.depth}) cannot be applied to {source}, a "
-                f"vector of length {len(value)}: {error}. Give levels of which each takes what "
-                "the one before it returns"
+                f"vector of length {len(value)}: {error}{advice if _of_shapes(error) else ''}"
             ) from error
-        _check_shape(result, last, f"level {level} of {name} (of {problem.depth})")
+        where = f"level {level} of {name} (of {problem.depth})"
+        _check_shape(result, last, where)
+        if not last and result.dtype != value.dtype:
+            raise ValueError(
+                f"{where} takes {value.dtype} and returns {result.dtype}; return what it takes: "
+                "make constants with value.new_tensor(...), or end with .to(value.dtype)"
+            )
         if not last:
             value = result
             lengths.append(len(value))
     return tuple(lengths)
+
+
+def _of_shapes(error: Exception) -> bool:
+    """Is it what torch says of tensors that do not fit together?"""
+    told = str(error).lower()
+    return isinstance(error, RuntimeError) and ("size" in told or "shape" in told)
 
 
 def _check_shape(result: object, last: bool, where: str) -> None:

@@ -123,3 +123,11 @@ class AUC(BinaryProblem):
         tiny = torch.finfo(mean.dtype).tiny
         gap = mean[2] / mean[3].clamp(min=tiny) - mean[0] / mean[1].clamp(min=tiny)
         return (gap if self.form == "square" else self.margin + gap).reshape(1)
+
+    def best_dual_from(self, mean: Tensor) -> Tensor:
+        """The alpha that maximises the objective for the p that it has. `dual_from`, which is
+        CODA's rule, is that alpha where p is the share of the rows themselves."""
+        p = self.positive_share
+        assert p is not None
+        gap = (p * mean[2] - (1 - p) * mean[0]) / (p * (1 - p))
+        return (gap if self.form == "square" else self.margin + gap).reshape(1)

@@ -64,6 +64,11 @@ class Composition(Problem):
         project_x: Callable[[Tensor], Tensor] = _identity,
         project_y: Callable[[Tensor], Tensor] = _identity,
     ):
+        if callable(levels):
+            raise ValueError(
+                "levels is one function; give a list of them, level 1 first: Composition([f], x0) "
+                "has one level"
+            )
         if not levels:
             raise ValueError("a composition of no levels: give at least one function")
         self.levels = tuple(levels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ class Levels(Problem):
     point, and the minimum there is 0: the loss is the excess over it. At the solution the mean
     Jacobians are the identity, and so is the Hessian, at every depth.
 
-    J_n^(k) differs between clients by A_n^(k) and F_n^(k) by b_n^(k): two dials. The last
+    J_n^(k) differs between clients by A_n^(k) and F_n^(k) by b_n^(k): two dials. Unless they are
+    drawn as `independent`, one number of each client drives the matrices and the offsets of all
+    levels, the largest bias that the dials allow. The last
     coordinate s of the inner values is 0 in the mean; `pull` makes the gradient of the last level
     different from 0 at the solution, (0, ..., 0, pull), so that the Jacobians of successive levels
     meet a gradient there.
@@ -54,9 +57,13 @@ class Levels(Problem):
     ):
         """`bend` is how far the mean levels are from linear; x0 is where every coordinate
         starts."""
-        if dimension < 1 or depth < 1:
-            raise ValueError(f"dimension is {dimension} and depth {depth}; give at least 1")
-        if not 0 <= bend <= 0.7:
+        for name, given in (("dimension", dimension), ("depth", depth)):
+            if type(given) is not int or given < 1:
+                raise ValueError(f"{name} is {given!r}; give a whole number of at least 1")
+        for name, number in (("pull", pull), ("x0", x0)):
+            if not (isinstance(number, int | float) and math.isfinite(number)):
+                raise ValueError(f"{name} is {number!r}; give a finite number")
+        if not (isinstance(bend, int | float) and 0 <= bend <= 0.7):
             raise ValueError(
                 f"bend is {bend!r}; give a number between 0 and 0.7: beyond, the mean levels are "
                 "not increasing and the minimum is not the only stationary point"

@@ -119,6 +119,7 @@ class MAML(NetworkProblem):
         - query (u, shares): this client's part of the loss of every task.
         - own (u, T): its loss over its own query rows; not a number if it has none.
         """
+        _check_columns(batch)
         task, kind = batch.rows[2], batch.rows[3]
         if question == "tasks":
             return ((task.max() + 1).reshape(1),)
@@ -150,3 +151,12 @@ class MAML(NetworkProblem):
             held = [loss for loss in own if not math.isnan(loss)]
             found[f"worst{name}"] = max(held, default=math.nan)
         return found
+
+
+def _check_columns(batch: Batch) -> None:
+    shapes = [tuple(column.shape[1:]) for column in batch.rows]
+    if len(shapes) != 4 or any(shapes[1:]):
+        raise ValueError(
+            f"a row has columns of shapes {', '.join(map(str, shapes))}; give (input, target, "
+            "task, query): an input, and three numbers, query being 0 or 1"
+        )

@@ -24,7 +24,10 @@ class Portfolio(Problem):
         F_2(u1, u2) = ( u1, mean (r'u2 - u1)^2 )
         F_3(z1, z2) = -z1 + risk * sqrt( max(z2, floor) )
 
-    An estimate of z2 can be 0 or below, hence the floor; there the risk has no slope.
+    An estimate of z2 can be 0 or below, hence the floor; there the risk has no slope. So where the
+    deviation is below sqrt(floor), 1e-4 by default, the risk's part of the loss is flat, and gap,
+    which is against the minimum without a floor, does not come below risk * sqrt(floor) at w = 0:
+    for returns as fractions give a smaller floor.
 
     budget: "none" is the paper's form. It is homogeneous: with c > 0, Phi(c x) = c Phi(x), so its
     infimum is 0, at x = 0, or there is none. "sum" keeps the sum of weights at 1 by projection,
@@ -38,8 +41,9 @@ class Portfolio(Problem):
     the share of them.
 
     Measures: loss (Phi), weight_sum, and at the weights divided by their sum return, deviation and
-    ratio (the first by the second). Where rows can be seen, also gap (Phi less its minimum, if
-    there is one) and excess (the deviation less the least that gives the same return).
+    ratio (the first by the second). Where rows can be seen, also excess (the deviation less the
+    least that gives the same return) and gap (Phi less its minimum), or `minimum`: the sentence
+    that says why there is none, or why it is not known.
     """
 
     depth = 3
@@ -47,10 +51,17 @@ class Portfolio(Problem):
     def __init__(
         self, dimension: int, risk: float = 1.0, budget: Budget = "none", floor: float = 1e-8
     ):
-        if dimension < 1 or not risk >= 0 or not floor > 0:
+        if type(dimension) is not int or dimension < 1:
             raise ValueError(
-                f"dimension is {dimension}, risk {risk} and floor {floor}; give at least 1, at "
-                "least 0, and a number above 0"
+                f"dimension is {dimension!r}; give the number of assets, a whole number of at "
+                "least 1"
+            )
+        if not 0 <= risk < math.inf:
+            raise ValueError(f"risk is {risk!r}; give a finite number of at least 0")
+        if not 0 < floor < math.inf:
+            raise ValueError(
+                f"floor is {floor!r}; give a finite number above 0: the square root of the "
+                "variance has no slope at 0"
             )
         if budget not in get_args(Budget):
             known = ", ".join(map(repr, get_args(Budget)))
@@ -128,29 +139,31 @@ class Portfolio(Problem):
         measures = super().evaluate(point, ask)
         total = float(self.weights(point.x).sum())
         measures["weight_sum"] = total
-        if total == 0:
-            return measures  # there is nothing to divide by
-        value = point.x if self.budget == "long_only" else point.x / total
-        for level in (1, 2):
-            (value,) = ask.mean("inner", value, torch.tensor(level))
-        mean, deviation = float(value[0]), math.sqrt(max(float(value[1]), 0.0))
-        measures |= {"return": mean, "deviation": deviation}
-        if deviation > 0:
-            measures["ratio"] = mean / deviation
+        if total != 0:
+            value = point.x if self.budget == "long_only" else point.x / total
+            for level in (1, 2):
+                (value,) = ask.mean("inner", value, torch.tensor(level))
+            mean, deviation = float(value[0]), math.sqrt(max(float(value[1]), 0.0))
+            measures |= {"return": mean, "deviation": deviation}
+            if deviation > 0:
+                measures["ratio"] = mean / deviation
         if ask.sees_rows:
             measures |= self._compared(measures, self.return_moments(ask))
         return measures
 
-    def _compared(self, measures: dict[str, Any], moments: Moments) -> dict[str, float]:
+    def _compared(self, measures: dict[str, Any], moments: Moments) -> dict[str, Any]:
         """With the best on the same rows, where there is a formula for it."""
         if not regular(moments):
-            return {}
-        target = torch.tensor([measures["return"]], dtype=torch.float64)
-        compared = {"excess": measures["deviation"] - float(frontier(*moments, target).deviation)}
+            return {"minimum": f"the minimum is not known: {IRREGULAR}"}
+        compared: dict[str, Any] = {}
+        if "return" in measures:
+            target = torch.tensor([measures["return"]], dtype=torch.float64)
+            least = float(frontier(*moments, target).deviation)
+            compared["excess"] = measures["deviation"] - least
         best = minimum(*moments, self.risk, self.budget)
-        return (
-            compared if best.value is None else {**compared, "gap": measures["loss"] - best.value}
-        )
+        if best.value is None:
+            return {**compared, "minimum": best.told}
+        return {**compared, "gap": measures["loss"] - best.value}
 
     def _present(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The mean of the present returns, absent ones counting 0, and the share of them; nothing
@@ -163,7 +176,19 @@ class Portfolio(Problem):
             )
         if len(batch.rows) == 1:
             return batch.weight[:0], batch.weight[:0]
+        shapes = [tuple(column.shape[1:]) for column in batch.rows]
+        if len(shapes) != 2 or shapes[0] != shapes[1]:
+            raise ValueError(
+                f"a row has columns of shapes {', '.join(map(str, shapes))}; give (returns,), or "
+                "(returns, present) with both of one shape: a portfolio has no labels"
+            )
         returns, present = batch.rows
+        if not bool(((present == 0) | (present == 1)).all()):
+            odd = present[(present != 0) & (present != 1)][0]
+            raise ValueError(
+                f"the second column of the rows, which says what returns are present, has an entry "
+                f"{float(odd):g}; give 1 for a present return and 0 for a missing one"
+            )
         return batch.mean(returns * present), batch.mean(present)
 
     def _returns(self, batch: Batch) -> Tensor:
@@ -173,6 +198,12 @@ class Portfolio(Problem):
             raise ValueError("the assets' means, for missing returns, are not known: call prepare")
         returns, present = batch.rows
         return returns * present + self.fill.to(returns.dtype) * (1 - present)
+
+
+IRREGULAR = (
+    "some weights have no risk at all, as when there are fewer rows than assets, or all assets "
+    "have the same mean"
+)
 
 
 class Moments(NamedTuple):
@@ -225,6 +256,19 @@ def frontier(mean: Tensor, covariance: Tensor, targets: Tensor) -> Frontier:
     # Not from the weights: this form cannot be negative.
     variance = 1 / k.a + (targets - k.b / k.a) ** 2 * k.a / k.d
     return Frontier(variance.sqrt(), weights)
+
+
+def least_variance(mean: Tensor, covariance: Tensor) -> Tensor:
+    """The weights with sum 1 whose deviation is least of all."""
+    k = _constants(mean, covariance)
+    return k.ones / k.a
+
+
+def tangency(mean: Tensor, covariance: Tensor) -> Tensor | None:
+    """The weights with sum 1 whose ratio of mean to deviation is largest; None where it grows
+    without end along the frontier, because the weights of least variance lose."""
+    k = _constants(mean, covariance)
+    return k.means / k.b if k.b > 0 else None
 
 
 def minimum(mean: Tensor, covariance: Tensor, risk: float, budget: Budget = "sum") -> Minimum:

@@ -16,6 +16,8 @@ class WeightedCrossEntropy(Fair):
     may be any vector. Labels are 0 .. classes - 1. Measures: as for fair classification.
     """
 
+    maximised = False
+
     def __init__(self, module: nn.Module, classes: int = 10):
         super().__init__(module, classes)
         layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]

@@ -6,12 +6,12 @@ Beside the sections of an experiment, such a file has
     [compare]           below = 1e-3      count the rounds until the metric is below (or above) this
                         settles = true    and stays there
                         tuning_rounds = 100     of the runs that only tune; else as many as all
-                        repeats = 5       seeds 0 .. 4
+                        repeats = 5       seeds 0 .. 4; methods are tuned on seed 5
                         seeds = ["run.seed", "data.seed"]      what they are the seeds of
                         metric = "..."    if not the problem's own
                         fit = "data.clients"      the power of this key by which rounds grow
                         figure = "last" or "curves"      drawn beside the table
-    [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on the first seed
+    [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on a seed of its own
     [vary]              "problem.tau" = [1, 10]      a table of lines for each value
 
 Keys that change together are joined: "method.primal_lr, method.dual_lr" = [[0.1, 0.1], [1, 1]]. A
@@ -28,7 +28,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -123,6 +123,7 @@ class Comparison:
 
     def __init__(self, path: Path):
         table = read_toml(path)
+        _check_sections(table)
         if not table.get("methods"):
             raise ConfigError(f"{path} has no [methods.LABEL]: add one for each method to compare")
         self.base = {name: part for name, part in table.items() if name not in OWN}
@@ -130,16 +131,42 @@ class Comparison:
         self.methods: dict[str, Any] = {}
         self.own: dict[str, dict[str, Any]] = {}  # sections that a method changes
         for label, method in table["methods"].items():
+            _check_method(label, method, sections)
             self.own[label] = {name: method[name] for name in sections[1:] if name in method}
             self.methods[label] = {k: v for k, v in method.items() if k not in sections}
-        common = table.get("grid", {})
-        self.grids: dict[str, dict[str, list]] = {
-            label: method.get("grid", common) for label, method in table["methods"].items()
-        }
-        self.vary: dict[str, list] = table.get("vary", {})
+        common = _lists("grid", table.get("grid", {}))
+        self._check_grid("grid", common, list(self.methods))
+        self.grids: dict[str, dict[str, list]] = {}
+        for label, method in table["methods"].items():
+            where = f"methods.{label}.grid"
+            self.grids[label] = _lists(where, method["grid"]) if "grid" in method else common
+            self._check_grid(where, method.get("grid", {}), [label])
+        self.vary: dict[str, list] = _lists("vary", table.get("vary", {}))
         self.seeds: tuple[str, ...] = ("run.seed",)
         self.plan = self._plan(table.get("compare", {}))
         self.seeds = self.plan.seeds
+        self._check_experiments()
+
+    def _check_grid(self, where: str, grid: dict[str, list], labels: list[str]) -> None:
+        """A key that no method has would tune nothing."""
+        known = [name for label in labels for name in self._options(label)]
+        for key in grid:
+            names = _names(key)
+            if not any(set(names) <= set(self._options(label)) for label in labels):
+                wrong = next((name for name in names if name not in known), key)
+                raise ConfigError(
+                    f"[{where}] tunes {key!r}, which none of {', '.join(labels)} has; "
+                    + suggest(wrong, known)
+                )
+
+    def _check_experiments(self) -> None:
+        """A mistake in any of the runs is told before the first."""
+        for varied, label in itertools.product(self.variations(), self.methods):
+            for chosen in self.candidates(label):
+                try:
+                    self.experiment(Job(varied, label, chosen, 0))
+                except ConfigError as error:
+                    raise ConfigError(f"with [methods.{label}]: {error}") from None
 
     def _plan(self, given: dict[str, Any]) -> Plan:
         known = ("metric", "below", "above", "repeats", "seeds", "settles", "tuning_rounds")
@@ -150,14 +177,37 @@ class Comparison:
         figure = given.get("figure")
         if figure not in (None, "last", "curves"):
             raise ConfigError(f'[compare] figure is {figure!r}; give "last" or "curves"')
-        seeds = tuple(given.get("seeds", ("run.seed",)))
-        first = self.experiment(Job((), next(iter(self.methods)), (), 0))
+        for key in ("repeats", "tuning_rounds"):
+            number = given.get(key, 1)
+            if type(number) is not int or number < 1:
+                raise ConfigError(
+                    f"[compare] {key} is {number!r}; give a whole number of at least 1"
+                )
+        for key in ("below", "above"):
+            number = given.get(key, 0.0)
+            if type(number) not in (int, float) or not math.isfinite(number):
+                raise ConfigError(f"[compare] {key} is {number!r}; give a number")
+        if "below" in given and "above" in given:
+            raise ConfigError("[compare] has both below and above; leave out one of them")
+        seeds = given.get("seeds", ["run.seed"])
+        if not isinstance(seeds, list) or not seeds or not all(map(_is_key, seeds)):
+            raise ConfigError(
+                f"[compare] seeds is {seeds!r}; give a list of keys, such as "
+                '["run.seed", "data.seed"]'
+            )
+        varied, fit = [name for key in self.vary for name in _names(key)], given.get("fit")
+        if fit is not None and fit not in varied:
+            raise ConfigError(
+                f"[compare] fit is {fit!r}, which [vary] does not change; "
+                + (suggest(str(fit), varied) if varied else "add it there")
+            )
+        first = self.experiment(Job(next(self.variations()), next(iter(self.methods)), (), 0))
         problem = CHOICES["problem"][first.problem.name]
         metric = given.get("metric", problem.monitor)
         larger = "above" in given or ("below" not in given and problem.larger_is_better)
         target, repeats = given.get("above", given.get("below")), given.get("repeats", 1)
-        more = (given.get("settles", False), given.get("tuning_rounds"), given.get("fit"), figure)
-        return Plan(metric, larger, target, repeats, seeds, *more)
+        more = (given.get("settles", False), given.get("tuning_rounds"), fit, figure)
+        return Plan(metric, larger, target, repeats, tuple(seeds), *more)
 
     def experiment(self, job: Job) -> Experiment:
         table = {**self.base, "method": self.methods[job.label]}
@@ -176,12 +226,13 @@ class Comparison:
 
     def candidates(self, label: str) -> list[Change]:
         """All points of the grid, over the options that this method has."""
-        known = CHOICES["method"][self.methods[label]["name"]].__dataclass_fields__
+        known = self._options(label)
+        own = {k: v for k, v in self.grids[label].items() if set(_names(k)) <= set(known)}
+        return list(_choices(own))
 
-        def has(key: str) -> bool:
-            return all(name.removeprefix("method.") in known for name in _names(key))
-
-        return list(_choices({k: v for k, v in self.grids[label].items() if has(k)}))
+    def _options(self, label: str) -> list[str]:
+        kind = CHOICES["method"][self.methods[label]["name"]]
+        return [f"method.{field.name}" for field in fields(kind)]
 
     def tuned(self) -> list[str]:
         """The options that any method was tuned by."""
@@ -193,17 +244,24 @@ def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Li
     """All runs of a comparison; each has a folder below `folder`."""
     comparison = Comparison(path)
     pairs = [(v, label) for v in comparison.variations() for label in comparison.methods]
+    # On a seed of its own: the best of several runs on a seed flatters the method there.
+    seed, length = comparison.plan.repeats, comparison.plan.tuning_rounds
     trials = [
-        Job(varied, label, chosen, 0, comparison.plan.tuning_rounds)
+        Job(varied, label, chosen, seed, length)
         for varied, label in pairs
         for chosen in comparison.candidates(label)
+        if len(comparison.candidates(label)) > 1
     ]
     tuned = dict(zip(trials, _run_all(comparison, trials, folder, workers), strict=True))
     best: dict[tuple[Change, str], Change] = {}
     for varied, label in pairs:
         own = [trial for trial in trials if (trial.varied, trial.label) == (varied, label)]
         scored = {trial.chosen: tuned[trial][0] for trial in own}
-        best[varied, label] = min(scored, key=lambda chosen: scored[chosen])
+        best[varied, label] = (
+            min(scored, key=lambda chosen: scored[chosen])
+            if scored
+            else comparison.candidates(label)[0]
+        )
     seeds = range(comparison.plan.repeats)
     repeats = [Job(v, label, best[v, label], seed) for v, label in pairs for seed in seeds]
     results = dict(zip(repeats, _run_all(comparison, repeats, folder, workers), strict=True))
@@ -230,7 +288,9 @@ def markdown(
     tested = "test" in lines[0].histories[0][-1] and plan.split(lines[0].histories[0][-1]) != "test"
     heads += [f"last {plan.metric}"] + ([f"test {plan.metric}"] if tested else [])
     heads += ["gradients", "up", "exchanges"]
-    text = [f"Made by `fedminimax compare {path}`; median and range over {plan.repeats} seeds.", ""]
+    made, over = f"Made by `fedminimax compare {path}`", f"over {plan.repeats} seeds"
+    spread = f"median and range {over}; gradients, up and exchanges are those of the first seed"
+    text = [f"{made}; {spread if plan.repeats > 1 else '1 seed'}.", ""]
     text += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for line in lines:
         chosen = dict(line.chosen)
@@ -238,7 +298,8 @@ def markdown(
         cells += [shown(chosen[key]) if key in chosen else "" for key in tuned]
         if plan.target is not None:
             fewest = min(statistics.median(o.rounds) for o in lines if o.varied == line.varied)
-            cells += [_range(line.rounds), _times(statistics.median(line.rounds), fewest)]
+            length = max(history[-1]["round"] for history in line.histories)
+            cells += [_range(line.rounds), _times(statistics.median(line.rounds), fewest, length)]
         last = line.histories[0][-1]
         cells.append(_range([plan.value(history[-1]) for history in line.histories]))
         if tested:
@@ -256,7 +317,7 @@ def fitted(key: str, lines: list[Line]) -> Iterator[str]:
     """For each method, and each value of what else varies, rounds ~ key^exponent."""
     groups: dict[tuple[str, Change], list[tuple[float, float]]] = {}
     for line in lines:
-        rest = tuple(pair for pair in line.varied if pair[0] != key)
+        rest = tuple(p for p in line.varied if p[0] != key and not tied(lines, p[0], key))
         point = (dict(line.varied)[key], statistics.median(line.rounds))
         groups.setdefault((line.label, rest), []).append(point)
     for (label, rest), points in groups.items():
@@ -264,8 +325,16 @@ def fitted(key: str, lines: list[Line]) -> Iterator[str]:
         if any(not math.isfinite(rounds) or not rounds for _, rounds in points):
             yield f"- {label}{where}: no exponent, because a target was not reached."
             continue
-        slope = np.polyfit(*np.log(np.array(points)).T, 1)[0]
+        keys, rounds = np.log(np.array(points)).T
+        slope = np.polyfit(keys, rounds, 1)[0]
         yield f"- {label}{where}: rounds grow as {key} to the power {slope:.2f}."
+
+
+def tied(lines: list[Line], name: str, key: str) -> bool:
+    """Does this varied name change together with the key?"""
+    pairs = {(dict(line.varied)[key], dict(line.varied)[name]) for line in lines}
+    keys, names = ({pair[i] for pair in pairs} for i in (0, 1))
+    return len(pairs) == len(keys) and len(names) > 1
 
 
 def _range(found: Sequence[float | None]) -> str:
@@ -283,8 +352,53 @@ def _names(key: str) -> list[str]:
     return [name.strip() for name in key.split(",")]
 
 
-def _times(rounds: float, fewest: float) -> str:
-    return f"{rounds / fewest:.3g}" if math.isfinite(rounds) and fewest else "-"
+def _times(rounds: float, fewest: float, length: int) -> str:
+    """How many times the fewest rounds; of runs that never arrive, more than their length."""
+    if not math.isfinite(fewest) or not fewest:
+        return "-"
+    return f"{rounds / fewest:.3g}" if math.isfinite(rounds) else f"> {length / fewest:.3g}"
+
+
+def _check_sections(table: dict[str, Any]) -> None:
+    known = [*(name for name in (*CHOICES, *FIXED) if name != "method"), *OWN]
+    for name, part in table.items():
+        if name not in known:
+            raise ConfigError(f"unknown section [{name}]; {suggest(name, known)}")
+        if not isinstance(part, dict):
+            raise ConfigError(f"{name} = {part!r} is no section; write [{name}], and keys below it")
+
+
+def _check_method(label: str, method: Any, sections: Sequence[str]) -> None:
+    if not isinstance(method, dict):
+        raise ConfigError(
+            f"methods.{label} is {method!r}; write [methods.{label}], and below it a name and "
+            "options"
+        )
+    names = CHOICES["method"]
+    if "name" not in method:
+        raise ConfigError(
+            f'[methods.{label}] has no name; add name = "...", one of: {", ".join(names)}'
+        )
+    if str(method["name"]) not in names:
+        given = method["name"]
+        raise ConfigError(f"[methods.{label}] name is {given!r}; {suggest(str(given), names)}")
+    for section in sections:
+        if not isinstance(method.get(section, {}), dict):
+            raise ConfigError(
+                f"[methods.{label}] {section} is {method[section]!r}; give a table of its keys"
+            )
+
+
+def _lists(where: str, lists: dict[str, Any]) -> dict[str, list]:
+    for key, values in lists.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"[{where}] {key!r} is {values!r}; give a list of values")
+    return lists
+
+
+def _is_key(name: Any) -> bool:
+    section, dot, key = name.partition(".") if isinstance(name, str) else ("", "", "")
+    return bool(dot and key) and section in (*CHOICES, *FIXED)
 
 
 def _choices(lists: dict[str, list]) -> Iterator[Change]:
@@ -317,6 +431,12 @@ def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, l
         raise ValueError(f"{folder} holds a run with other settings: delete it, or name another")
     else:
         run = load(folder) if (folder / "final.safetensors").exists() else resume(folder)
+    found = {name: None for record in run.history for name in record[plan.split(record)]}
+    if plan.metric not in found:
+        raise ConfigError(
+            f"[compare] metric is {plan.metric!r}, which no record of {folder} has; "
+            + suggest(str(plan.metric), found)
+        )
     return plan.badness(run.history, succeeded(run.outcome)), run.history
 
 

@@ -1,36 +1,45 @@
-"""The figure of a comparison, drawn beside its table. Needs matplotlib: the extra `plots`."""
+"""The figure of a comparison, drawn beside its table. It needs matplotlib: the extra `plots`."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
+from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown, tied
 
 STYLES = list(itertools.product(("-", "--", ":"), ("o", "s", "^", "v", "D", "x", "*")))
 
 
-def draw(comparison: Comparison, lines: list[Line], path: Path) -> None:
-    """The figure that the file asks for, as SVG or PNG by the path's ending."""
+@contextmanager
+def drawing(otherwise: str) -> Iterator[None]:
+    """Where matplotlib may be used; `otherwise` is what one can do without it."""
     try:
         import matplotlib
     except ImportError:
         raise ValueError(
-            "a figure needs matplotlib: install fedminimax[plots], or leave [compare] figure out"
+            f"a figure needs matplotlib: install fedminimax[plots], or {otherwise}"
         ) from None
-    # No date and no random names in the file, so that the same runs give the same bytes.
-    settings = {"svg.hashsalt": "fedminimax", "svg.fonttype": "none", "backend": "agg"}
+    # No random names in the file, so that the same runs give the same bytes.
+    settings: Any = {"svg.hashsalt": "fedminimax", "svg.fonttype": "none", "backend": "agg"}
     with matplotlib.rc_context(settings):
+        yield
+
+
+def save(figure: Any, path: Path) -> None:
+    """As SVG, without a date."""
+    figure.savefig(path, format="svg", metadata={"Date": None}, bbox_inches="tight")
+
+
+def draw(comparison: Comparison, lines: list[Line], path: Path) -> None:
+    """The figure that the file asks for."""
+    with drawing("leave [compare] figure out"):
         kinds = {"last": _last, "curves": _curves}
-        figure = kinds[comparison.plan.figure or "curves"](comparison.plan, lines)
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(path, metadata=metadata, bbox_inches="tight", dpi=150)
+        save(kinds[comparison.plan.figure or "curves"](comparison.plan, lines), path)
 
 
 def _last(plan: Plan, lines: list[Line]) -> Any:
@@ -39,7 +48,9 @@ def _last(plan: Plan, lines: list[Line]) -> Any:
         raise ValueError('[compare] figure = "last" draws against the first key of [vary]: add one')
     key = lines[0].varied[0][0]
     # Keys that change together with the first are shown by it alone.
-    panels = _grouped(lines, lambda line: tuple(p for p in line.varied[1:] if not _tied(lines, p)))
+    panels = _grouped(
+        lines, lambda line: tuple(p for p in line.varied[1:] if not tied(lines, p[0], key))
+    )
     figure, axes = _axes(len(panels), 1)
     for axis, (where, own) in zip(axes[0], panels.items(), strict=True):
         for style, (label, same) in _styled(_grouped(own, lambda line: line.label)):
@@ -71,7 +82,9 @@ def _curves(plan: Plan, lines: list[Line]) -> Any:
                 axis.plot(x, middle, style, markevery=max(1, len(x) // 8), label=label)
         for axis, name in zip(row, ("gradients", "megabytes up"), strict=True):
             _titled(axis, where, name, plan.metric)
-            if all(y > 0 for line in axis.lines for y in line.get_ydata()):
+            if name == "megabytes up":
+                axis.set_xscale("log")  # methods send from d to d^2 numbers
+            if not plan.larger and all(y > 0 for line in axis.lines for y in line.get_ydata()):
                 axis.set_yscale("log")
     axes[0][-1].legend(fontsize="small")
     return figure
@@ -101,11 +114,3 @@ def _grouped(lines: list[Line], key: Callable[[Line], Any]) -> dict[Any, list[Li
     for line in lines:
         groups.setdefault(key(line), []).append(line)
     return groups
-
-
-def _tied(lines: list[Line], pair: tuple[str, Any]) -> bool:
-    """Does this key have one value for each value of the first?"""
-    name = pair[0]
-    first = [line.varied[0][1] for line in lines]
-    own = [dict(line.varied)[name] for line in lines]
-    return len(set(zip(first, own, strict=True))) == len(set(first)) and len(np.unique(own)) > 1

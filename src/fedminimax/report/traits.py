@@ -104,16 +104,18 @@ def solves(method: Algorithm) -> str:
 
 
 def gradients(method: Algorithm) -> str:
-    """Gradient evaluations of a local step; then those that a round needs once."""
+    """Gradient evaluations of a local step; then those that a round needs besides."""
     phases = method.phases(1)
-    step = max((p.gradients for p in phases if p.steps != 1), default=phases[0].gradients)
-    single = [p for p in phases if p.steps == 1 and p.gradients and len(phases) > 1]
-    text = str(step)
-    if whole := sum(p.gradients for p in single if p.data == "whole"):
-        text += f" + {whole} on all rows a round"
-    if batches := sum(p.gradients for p in single if p.data == "minibatch"):
-        text += f" + {batches} a round"
-    return text
+    besides = {"": 0, " on all rows": 0, " on the server's rows": 0}
+    for p in phases:
+        own, whole = p.cohort == "auxiliary", p.data == "whole"
+        kind = " on the server's rows" if own else " on all rows" if whole else ""
+        besides[kind] += p.gradients * (p.steps or 0)
+    step = sum(p.gradients for p in phases if p.steps is None)
+    if not any(p.steps is None for p in phases):  # the exchanges divide the local steps
+        step, besides[""] = besides[""] / method.steps(1, 0), 0
+    more = [f" + {count}{kind}" for kind, count in besides.items() if count]
+    return f"{step:g}" + "".join(more) + " a round" * bool(more)
 
 
 def traits_table(methods: dict[str, type[Algorithm]]) -> Table:
@@ -143,7 +145,7 @@ def _sizes(method: Algorithm) -> list[Sizes]:
     found = []
     for _ in range(terms + 1):
         x, *inner = (int(n) for n in random.integers(3, 40, 1 + levels))
-        y = int(random.integers(2, 40)) if method.maximises else 0
+        y = int(random.integers(2, 40)) if method.maximises or method.auxiliary else 0
         # the weights of a layer with a logit for each of y classes
         x = x * y if method.auxiliary else x
         found.append(Sizes(x, tuple(inner), y, int(random.integers(2, 12))))
