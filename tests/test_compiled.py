@@ -162,7 +162,11 @@ NEAR = [row for row in ROWS if row.distance is None]
 FIRST = list({type(row.algorithm): row for row in reversed(NEAR)}.values())[::-1]
 
 
-@pytest.mark.parametrize("row", NEAR, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [row if row in FIRST else pytest.param(row, marks=pytest.mark.slow) for row in NEAR],
+    ids=lambda row: row.name,
+)
 def test_a_round_is_one_graph(row, monkeypatch):
     compare(row, "eager", 1, monkeypatch)
 

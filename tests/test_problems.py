@@ -437,6 +437,11 @@ def test_the_paper_s_gan_learns():
     errors = [record["train"]["error"] for record in found.history]
     assert errors[0] == pytest.approx(1 + 0.9**2, rel=1e-6)
     assert errors[-1] < 0.05 * errors[0]
+    mirrored = found.point._replace(x=found.point.x * torch.tensor([1.0, -1.0]))
+    ask = SimulatedAsk(found.problem, clients, "train", clients.weight_vector("uniform"))
+    here, there = (found.problem.evaluate(p, ask) for p in (found.point, mirrored))
+    assert here["distribution_error"] == there["distribution_error"] == here["error"]
+    assert there["error"] > here["error"]
     assert found.point.x[1] > 0
 
 

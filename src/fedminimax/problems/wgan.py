@@ -21,7 +21,8 @@ class WGAN(Problem):
     With real = mu' + sigma' z on every row, as in the paper, x = (mu', sigma') and y = 0 is a
     saddle. D sees sigma only through sigma^2 (up to the mean of z), so sigma starts above 0.
     Measure: `error`, (mu - mu')^2 + (sigma - sigma')^2, with mu' and sigma' from the rows by least
-    squares.
+    squares. Since z is as often below 0 as above it, -sigma makes the same distribution:
+    `distribution_error` takes sigma without its sign.
     """
 
     monitor = "error"
@@ -68,5 +69,14 @@ class WGAN(Problem):
 
     def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
         mu, sigma = point.x.tolist()
-        error = (point.x - self.target(ask)).square().sum()
-        return super().evaluate(point, ask) | {"error": float(error), "mu": mu, "sigma": sigma}
+        true_mu, true_sigma = self.target(ask).tolist()
+
+        def error(sigma: float, true_sigma: float) -> float:
+            return (mu - true_mu) ** 2 + (sigma - true_sigma) ** 2
+
+        return super().evaluate(point, ask) | {
+            "error": error(sigma, true_sigma),
+            "distribution_error": error(abs(sigma), abs(true_sigma)),
+            "mu": mu,
+            "sigma": sigma,
+        }
