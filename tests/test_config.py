@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import official
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -382,6 +383,7 @@ def test_the_experiments_parse_and_build(path, tmp_path, monkeypatch):
     # The Fama-French files are the user's own too.
     portfolios = {sort: np.ones((40, 100), dtype=np.int16) for sort in ("ME", "OP", "INV")}
     np.savez(tmp_path / "ff100_daily.npz", allow_pickle=False, **portfolios)
+    official.write_idx(tmp_path / "fashion-mnist")
     monkeypatch.setenv("FEDMINIMAX_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert path.read_text().startswith("# "), "it opens with what it shows"

@@ -106,9 +106,10 @@ def test_a_zip_and_an_npz_hold_the_same(folder, tmp_path_factory, monkeypatch):
 
 def test_what_cannot_be_read_is_told(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDMINIMAX_DATA", raising=False)
-    with pytest.raises(DataError, match="set `folder`, or the environment variable"):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=r"set data\.folder, or the environment variable FEDMINIM"):
         FamaFrench().client_rows()
-    with pytest.raises(DataError, match=r"has none of 100_portfolios_me_inv_10x10_daily\.csv"):
+    with pytest.raises(DataError, match=r"there is no 100_Portfolios_ME_INV_10x10_Daily\.csv or"):
         FamaFrench("INV", str(tmp_path)).client_rows()
     file = tmp_path / "100_Portfolios_10x10_Daily.csv"
     for text, told in (

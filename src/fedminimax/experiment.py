@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedminimax.config import CHOICES, Experiment, read_toml, write_toml
+from fedminimax.config import CHOICES, ConfigError, Experiment, read_toml, write_toml
 from fedminimax.data.clients import Clients
-from fedminimax.data.prepare import auxiliary, prepare
+from fedminimax.data.prepare import Split, auxiliary, prepare
 from fedminimax.data.sites import Schema
 from fedminimax.data.statistics import Standardiser
 from fedminimax.engine import checkpoint
@@ -64,14 +64,18 @@ def build(experiment: Experiment) -> Built:
 
 def read(experiment: Experiment) -> Read:
     """Tables are split, imputed and scaled; data that make their own clients are taken as they
-    are: `client_rows()`, perhaps `test_rows()`, and the facts that they have."""
+    are: `client_rows()`, perhaps `validation_rows()`, `test_rows()` and `notes`, and the facts that
+    they have."""
     data = experiment.make("data")
     if hasattr(data, "client_rows"):
+        _check_split(experiment, data)
         rows = {"train": data.client_rows()}
-        if hasattr(data, "test_rows"):
-            rows["test"] = data.test_rows()
+        for split in ("validation", "test"):
+            held = getattr(data, f"{split}_rows", lambda: None)()
+            if held is not None:
+                rows[split] = held
         facts = {name: getattr(data, name) for name in FACTS if hasattr(data, name)}
-        return Read(rows, facts, {}, None, [])
+        return Read(rows, facts, {}, None, list(getattr(data, "notes", [])))
     prepared = prepare(data.read(), experiment.split)
     facts = {"features": len(prepared.standardiser.columns), "classes": prepared.schema.count}
     return Read(prepared.rows, facts, prepared.about(), prepared.names, prepared.notes)
@@ -200,6 +204,17 @@ def scores(run: Run, features: torch.Tensor, best: bool = False) -> torch.Tensor
         )
     # In double precision, so that large outputs do not tie at 1.
     return torch.sigmoid(outputs[:, 0].double())
+
+
+def _check_split(experiment: Experiment, data: Any) -> None:
+    """Refuses what would have no effect on data that make their own clients."""
+    for name in ("train", "validation", "test", "positive_share", "standardise"):
+        if getattr(experiment.split, name) != getattr(Split, name):
+            there = f"set {name} in [data]" if hasattr(data, name) else "leave it out"
+            raise ConfigError(
+                f"[split] {name} is {getattr(experiment.split, name)!r}, but [data] "
+                f"{experiment.data.name} splits its rows itself: {there}"
+            )
 
 
 def _batches(experiment: Experiment) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Shards:
     def __init__(self, clients: Sequence[Rows], names: Sequence[str]):
         converted = [_columns(rows, name) for rows, name in zip(clients, names, strict=True)]
         _check_alike(converted, names)
-        self.columns = tuple(torch.cat(parts) for parts in zip(*converted, strict=True))
+        self.columns = tuple(_joined(parts) for parts in zip(*converted, strict=True))
         self.sizes = np.array([len(rows[0]) for rows in converted], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
 
@@ -146,6 +146,18 @@ class Clients:
                     "class-balanced batches: "
                     'use sampling "epoch"'
                 )
+
+
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    """All rows in one tensor: without a copy where they lie in one already, client after client."""
+    first, end = parts[0], 0
+    for part in parts:
+        start = part.data_ptr() - first.data_ptr()
+        held = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not held or not part.is_contiguous() or start != end:
+            return torch.cat(parts)
+        end += part.numel() * part.element_size()
+    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
 
 
 def _columns(rows: Rows, name: str) -> tuple[Tensor, ...]:

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
 from fedminimax.data.returns import Partition, check_partition, dealt
 from fedminimax.data.sites import DataError
+from fedminimax.data.sources import OURS, Copy, File, Source, find
 from fedminimax.random import generator
 
 Sort = Literal["ME", "OP", "INV"]
 
-# As the library names its daily files, without ending and in small letters.
+# As the library names its daily files, without ending.
 FILES = {
-    "ME": "100_portfolios_10x10_daily",
-    "OP": "100_portfolios_me_op_10x10_daily",
-    "INV": "100_portfolios_me_inv_10x10_daily",
+    "ME": "100_Portfolios_10x10_Daily",
+    "OP": "100_Portfolios_ME_OP_10x10_Daily",
+    "INV": "100_Portfolios_ME_INV_10x10_Daily",
 }
-ARRAYS = "ff100_daily.npz"
-PLACE = "fama-french-100"  # where it may lie in a folder of many data sets
+ARRAYS = Copy(
+    "ff100_daily.npz",
+    "sha256:d556d76606efdfb31c2590dfa309467198118d7aaa68853f9476f192d543a115",
+    OURS,
+)
 MARKS = (-99.99, -999.0)  # what the library writes for a missing return
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-LIBRARY = "https://mba.tuck.dartmouth.edu/pages/faculty/ken.french/data_library.html"
+LIBRARY = "https://mba.tuck.dartmouth.edu/pages/faculty/ken.french"
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,8 @@ class FamaFrench:
 
     sort: the second trait: "ME" book-to-market, "OP" operating profitability, "INV" investment.
     folder: where the library's CSV or zip file lies, or ff100_daily.npz with arrays ME, OP and INV
-    in hundredths of a percent; itself or in its fama-french-100. Without one, the folder that the
-    environment variable FEDMINIMAX_DATA names. The data may not be passed on: download them from
-    the library.
+    in hundredths of a percent, if not where FEDMINIMAX_DATA says or in the cache; itself or in its
+    fama-french-100. The data may not be passed on: fetch them from the library.
     weighting: which table of a CSV: portfolios weighted by "value", or each stock "equal".
     partition: a client has a period of days ("contiguous"), or days drawn at random ("iid").
     missing: "mask" gives rows (returns, present), with 0 and 0 for a missing return; "raw" leaves
@@ -56,6 +58,21 @@ class FamaFrench:
     unit: Literal["percent", "fraction"] = "percent"
     weighting: Literal["value", "equal"] = "value"
     seed: int = 0
+    source: ClassVar[Source] = Source(
+        "fama_french",
+        "Fama-French 100 portfolios",
+        "fama-french-100",
+        "none stated; copyright Kenneth R. French",
+        f"{LIBRARY}/data_library.html",
+        # The library adds days every month, so no checksum stays true.
+        tuple(
+            File(
+                f"{LIBRARY}/ftp/{name}_CSV.zip",
+                (Copy(f"{name}_CSV.zip"), Copy(f"{name}.csv"), ARRAYS),
+            )
+            for name in FILES.values()
+        ),
+    )
 
     def __post_init__(self) -> None:
         known = {
@@ -91,23 +108,9 @@ class FamaFrench:
         return [(returns[days], present[days]) for days in parts]
 
     def file(self) -> Path:
-        given = self.folder or os.environ.get("FEDMINIMAX_DATA", "")
         name = FILES[self.sort]
-        if not given:
-            raise DataError(
-                "Where the Fama-French returns are is not known: set `folder`, or the environment "
-                f"variable FEDMINIMAX_DATA, to the folder with {name}.csv ({LIBRARY})."
-            )
-        wanted = (f"{name}.csv", f"{name}_csv.zip", ARRAYS)
-        for place in (Path(given).expanduser(), Path(given).expanduser() / PLACE):
-            there = {file.name.lower(): file for file in place.iterdir()} if place.is_dir() else {}
-            for file in wanted:
-                if file in there:
-                    return there[file]
-        raise DataError(
-            f"The folder {given!r} has none of {', '.join(wanted)}, nor has its {PLACE}: download "
-            f"the daily file from {LIBRARY} and put it there."
-        )
+        wanted = (f"{name}.csv", f"{name}_CSV.zip", ARRAYS.name)
+        return find(self.source, wanted, self.folder)
 
 
 def read(file: Path, sort: str, weighting: str) -> np.ndarray:

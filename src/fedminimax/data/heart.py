@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedminimax.data.folder import Reading, absent, site
 from fedminimax.data.sites import MISSING, Column, DataError, Schema, Site, check_alike
+from fedminimax.data.sources import Copy, File, Source
 from fedminimax.data.tables import Raw, encode, raw_csv
 
 # fmt: off
@@ -30,6 +32,15 @@ CODES = {
 }
 FLAMBY = ["age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "cp", "restecg"]
 
+UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease"
+RECORD = "our record of UCI's files"
+SHA256 = {
+    "cleveland": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
+    "hungary": "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796",
+    "switzerland": "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314",
+    "va": "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f",
+}
+
 
 @dataclass(frozen=True)
 class Heart:
@@ -44,6 +55,21 @@ class Heart:
 
     columns: Literal["all", "flamby"] = "all"
     zeros: Literal["auto", "missing", "keep"] = "auto"
+    source: ClassVar[Source] = Source(
+        "heart",
+        "UCI Heart Disease",
+        "uci-heart-disease",
+        "CC BY 4.0",
+        "https://archive.ics.uci.edu/dataset/45/heart+disease",
+        tuple(
+            File(
+                f"{UCI}/processed.{file}.data",
+                (Copy(f"processed.{file}.data", f"sha256:{SHA256[name]}", RECORD),),
+            )
+            for name, file in FILES.items()
+        ),
+        home=Path(str(files("fedminimax.data"))) / "heart_disease",
+    )
 
     def __post_init__(self) -> None:
         if self.columns not in ("all", "flamby"):

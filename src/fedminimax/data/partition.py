@@ -77,7 +77,7 @@ def own_classes(
 def class_groups(
     labels: np.ndarray,
     clients: int,
-    positive_share: float,
+    positive_share: float | None,
     seed: int,
     positive: Sequence[int] | np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], np.ndarray]:
@@ -85,8 +85,8 @@ def class_groups(
 
     The positive classes (by default the upper half, as in the authors' code; their text says a
     random half) and the negative ones are each dealt out to the clients, and positives are removed
-    at each client to `positive_share`. Returns the clients' indices, without the removed rows, and
-    the 0/1 labels of all rows.
+    at each client to `positive_share`; None removes none. Returns the clients' indices, without the
+    removed rows, and the 0/1 labels of all rows.
     """
     labels = np.asarray(labels)
     classes = np.unique(labels)
@@ -99,6 +99,8 @@ def class_groups(
     binary = np.isin(labels, above).astype(np.int64)
     sides = {"positive": above, "negative": np.setdiff1d(classes, above)}
     dealt = own_classes(labels, clients, seed, sides)
+    if positive_share is None:
+        return dealt, binary
     index = [
         rows[keep_positives(binary[rows], positive_share, seed, client)]
         for client, rows in enumerate(dealt)

@@ -171,7 +171,7 @@ def raw_csv(
 
 
 def _npz(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
-    arrays = _arrays(file)
+    arrays = plain_arrays(file)
     if "features" not in arrays:
         raise DataError(
             f"{file.name} has the arrays {listed(arrays)}; `features` is needed, and `labels` to "
@@ -204,7 +204,7 @@ def _npz(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
     return Raw(stem(file), file.name, names, cells, text, range(len(values)), unit="row")
 
 
-def _arrays(file: Path) -> dict[str, np.ndarray]:
+def plain_arrays(file: Path) -> dict[str, np.ndarray]:
     try:
         # Pickle would let a data file run code.
         held = np.load(file, allow_pickle=False)

@@ -46,6 +46,23 @@ class MLP:
         return _flat(shape, *layers, nn.Linear(features, outputs))
 
 
+@dataclass(frozen=True)
+class MLP3(MLP):
+    """A multi-layer perceptron of three layers, for the robust networks of AdaFGDA.
+
+    The paper says "a 3-layer MLP" and no more (papers/adafgda.txt, section 6.3). Ours: two hidden
+    layers of 200 and 100, with ReLU.
+    """
+
+    hidden: tuple[int, ...] = (200, 100)
+    activation: Literal["tanh", "relu", "elu"] = "relu"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.hidden) != 2:
+            raise ValueError(f"hidden is {list(self.hidden)}; three layers have two hidden widths")
+
+
 def _flat(shape: tuple[int, ...], *layers: nn.Module) -> nn.Module:
     if len(shape) > 1:
         return nn.Sequential(nn.Flatten(), *layers)
