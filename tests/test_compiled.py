@@ -1,165 +1,79 @@
-"""Every row as one graph per round: all clients under vmap, their mean and the server's step.
-
-What changes from round to round (round, stage, iteration, and with them the rates) is in tensors,
-so a graph is compiled once for each kind of phase and then serves the whole run.
-"""
+"""The compiled executor: its graphs compute what the clients one by one compute, and are few."""
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from rows import Row, federation_of
+from rows import Row, federation_of, labelled, noisy_by_size
 from table import ROWS
-from torch import Tensor
-from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch import Tensor, nn
+from torch.fx import GraphModule
 
+from fedminimax.algorithms.codasca import Codasca
+from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA
+from fedminimax.algorithms.fess_gda import FESSGDA
+from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.blocks.schedules import StepDecay
+from fedminimax.data.clients import Clients
+from fedminimax.engine import compiled, executors
+from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
-from fedminimax.engine.round import Federation, play_round
-from fedminimax.engine.vectorised import _CLOCK, _differing
-from fedminimax.engine.work import Result, Work, at_step, mean
-from fedminimax.types import Phase
+from fedminimax.engine.round import play_round
+from fedminimax.engine.simulate import simulate
+from fedminimax.engine.trees import flat
+from fedminimax.engine.vectorised import Vectorised
+from fedminimax.engine.work import ClientError, Executor
+from fedminimax.problems.auc import AUC
+from fedminimax.problems.functions import Minimax
+from fedminimax.problems.quadratic import Quadratic
+from fedminimax.types import NonFiniteError
 
-_LAST_CLOCK = _differing("steps", "client", "step", "iteration")
 ROUNDS = 5  # at least two of each kind in the rows whose stages have two rounds
-
-
-class Limited(Debug):
-    """The reference, with as many local steps as the graph."""
-
-    def __init__(self, steps: int):
-        self.steps = steps
-
-    def run(self, work: Work) -> Result:
-        return super().run(work.limited(self.steps))
-
-
-class Compiled(Debug):
-    """An executor that compiles each kind of phase that it meets, once, and has the graph do all.
-
-    The engine's own loop drives it: `whole` lends its hooks to the graph, and gives the engine a
-    phase whose aggregate is what the graph has computed.
-    """
-
-    server: Any
-    phase: Phase
-
-    def __init__(self, backend: str, steps: int, federation: Federation):
-        self.backend, self.steps, self.federation = backend, steps, federation
-        self.graphs, self.functions = 0, {}
-
-    def whole(self, phase: Phase) -> Phase:
-        def broadcast(server: Any, clock: Any) -> Any:
-            self.server, self.phase = server, phase
-            return phase.broadcast(server, clock)
-
-        return replace(phase, broadcast=broadcast, aggregate=lambda *_: self.server)
-
-    def run(self, work: Work) -> Result:
-        work = work.limited(self.steps)
-        unequal = bool((work.steps != work.most_steps).any())
-        hooks = (self.phase.receive, self.phase.local_step, self.phase.send, self.phase.aggregate)
-        # The lengths of inner values are known to the server from the first replies on.
-        shapes = tuple(v.shape for v in tree_leaves(self.server))
-        kind = (*(hook.__name__ for hook in hooks), work.leave, work.most_steps, unequal, shapes)
-        if kind not in self.functions:
-            self.functions[kind] = self.compile(work, unequal)
-        draws = [work.draws.stacked(n, work.problem.depth) for n in range(work.most_steps)]
-        weights = self.federation.weights_of(self.phase, work.cohort)
-        steps, cohort = torch.from_numpy(work.steps), torch.from_numpy(work.cohort)
-        result, self.server = self.functions[kind](
-            self.server, work.kept, draws, work.clock, steps, cohort, weights
-        )
-        return result
-
-    def compile(self, work: Work, unequal: bool) -> Callable:
-        problem, phase, most = work.problem, self.phase, work.most_steps
-        # Made here: inside a graph its cache would be traced, with a warning.
-        leave, kept_after = work.leave._fields, work.leave
-
-        def graph(server, kept, draws, clock, steps, cohort, weights):
-            down = phase.broadcast(server, clock)
-            own = clock._replace(steps=steps.to(torch.float64), client=cohort)
-
-            def begin(kept: Any, clock: Any) -> Any:
-                return phase.receive(down, kept, clock)
-
-            def step(client: Any, draw: Any, clock: Any) -> Any:
-                return phase.local_step(problem, down, client, draw, clock)
-
-            def finish(client: Any, clock: Any) -> Any:
-                up, client = phase.send(down, client, clock)
-                return Result(up, kept_after(*(getattr(client, field) for field in leave)))
-
-            client = vmap(begin, (0, _CLOCK))(kept, own)
-            for number in range(most):
-                moved = vmap(step, (0, 0, _CLOCK))(client, draws[number], at_step(own, number))
-                client = where(number < steps, moved, client) if unequal else moved
-            result = vmap(finish, (0, _LAST_CLOCK))(client, at_step(own, steps))
-            new = phase.aggregate(problem, server, mean(result.up, weights), clock)
-            return result, new
-
-        # Dynamo keeps graphs by code object; a copy of its own makes a second graph an error.
-        code = graph.__code__.replace(co_name=f"graph_{len(self.functions)}")
-        own = types.FunctionType(code, graph.__globals__, code.co_name, None, graph.__closure__)
-        return torch.compile(own, fullgraph=True, backend=self.counting, dynamic=False)
-
-    def counting(self, module: Any, inputs: Any) -> Any:
-        made = torch._dynamo.lookup_backend(self.backend)(module, inputs)
-        self.graphs += 1  # afterwards: a backend may ask for another trace before it is done
-        return made
-
-
-def where(active: Tensor, new: Any, old: Any) -> Any:
-    """A client that has taken all its steps stays as it was."""
-
-    def choose(n: Tensor, o: Tensor) -> Tensor:
-        return torch.where(active.reshape(-1, *([1] * (n.dim() - 1))), n, o)
-
-    return tree_map(choose, new, old)
-
-
-def compare(row: Row, backend: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run compiled and the run client by client; any second compilation raises.
-
-    The graph unrolls its local steps, so `steps` limits them.
-    """
-    torch._dynamo.reset()
-    federation, start, reference = federation_of(row.problem(), row.algorithm, row.clients())
-    expected = start
-    for _ in range(ROUNDS):
-        expected = play_round(federation, expected, reference, Limited(steps))
-
-    compiled = Compiled(backend, steps, federation)
-    method, plain = type(row.algorithm), type(row.algorithm).phases
-    monkeypatch.setattr(method, "phases", lambda s, r: tuple(map(compiled.whole, plain(s, r))))
-    federation, state, store = federation_of(row.problem(), row.algorithm, row.clients())
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(ROUNDS):
-            state = play_round(federation, state, store, compiled)
-
-    kinds = sum(len(row.algorithm.phases(round)) for round in range(ROUNDS))
-    assert compiled.graphs == len(compiled.functions) < kinds
-    close(state.server, expected.server)
-    assert not torch.equal(state.server.x, start.server.x)
-    close(store.states, reference.states)
-
-
-def close(found: Any, expected: Any) -> None:
-    (a, form), (b, other) = tree_flatten(found), tree_flatten(expected)
-    assert form == other
-    for number, pair in enumerate(zip(a, b, strict=True)):
-        assert torch.allclose(*pair, rtol=1e-10, atol=1e-13), number
-
-
 NEAR = [row for row in ROWS if row.distance is None]
-# Compiling takes half a minute a row: the first row of each method stands for it.
 FIRST = list({type(row.algorithm): row for row in reversed(NEAR)}.values())[::-1]
+SIX = ("sgda", "codasca", "adafgda", "fess", "scgdam", "dr-scgd")
+
+
+class AsTraced:
+    """In the place of a compiler: the graph itself, operation by operation."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self, module: GraphModule, given: list[Tensor]) -> Callable:
+        self.made += 1
+        return lambda tensors: module(*tensors)
+
+
+@pytest.fixture(autouse=True)
+def nothing_made_before(monkeypatch):
+    monkeypatch.setattr(compiled, "_MADE", {})
+
+
+def played(federation, state, store, executor: Executor, rounds: int = ROUNDS) -> Any:
+    for _ in range(rounds):
+        state = play_round(federation, state, store, executor)
+    return state
+
+
+def outcome(row: Row, executor: Executor) -> tuple[Any, Any, Any]:
+    federation, state, store = federation_of(row.problem(), row.algorithm, row.clients())
+    state = played(federation, state, store, executor)
+    return state.server, store.states, state.cost
+
+
+def same(row: Row, executor: Executor) -> None:
+    server, states, cost = outcome(row, executor)
+    expected, kept, spent = outcome(row, Debug())
+    assert cost == spent
+    assert sorted(states) == sorted(kept)
+    pairs = [(server, expected), *((states[k], kept[k]) for k in kept)]
+    for found, wanted in pairs:
+        for a, b in zip(flat(found), flat(wanted), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +81,169 @@ FIRST = list({type(row.algorithm): row for row in reversed(NEAR)}.values())[::-1
     [row if row in FIRST else pytest.param(row, marks=pytest.mark.slow) for row in NEAR],
     ids=lambda row: row.name,
 )
-def test_a_round_is_one_graph(row, monkeypatch):
-    compare(row, "eager", 1, monkeypatch)
+def test_a_graph_computes_what_clients_one_by_one_compute(row):
+    compiler = AsTraced()
+    same(row, Compiled(compiler=compiler))
+    phases = sum(len(row.algorithm.phases(round)) for round in range(ROUNDS))
+    assert 0 < compiler.made < phases  # a graph serves all rounds of its kind
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
-@pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")  # likewise
-@pytest.mark.parametrize("row", FIRST, ids=lambda row: row.name)
-def test_a_round_is_one_compiled_graph(row, monkeypatch):
-    compare(row, "inductor", 2, monkeypatch)
+@pytest.mark.parametrize(
+    "row",
+    [row if row.name in SIX else pytest.param(row, marks=pytest.mark.slow) for row in FIRST],
+    ids=lambda row: row.name,
+)
+def test_machine_code_computes_what_clients_one_by_one_compute(row):
+    same(row, Compiled())
+
+
+def test_six_methods_are_compiled_in_the_fast_tests():
+    assert {row.name for row in FIRST} >= set(SIX)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_long_phases_are_compiled_in_parts(most, monkeypatch):
+    monkeypatch.setattr(compiled, "UNROLLED", most)
+    compiler = AsTraced()
+    row = Row("long", Codasca(lr=0.05, local_steps=7), lambda: Quadratic(3), noisy_by_size)
+    same(row, Compiled(compiler=compiler))
+    assert compiler.made <= 2 * 3  # opening, middle and closing, in the first round and later
+
+
+def test_clients_with_unequal_steps_stop_where_they_should(monkeypatch):
+    monkeypatch.setattr(compiled, "UNROLLED", 2)
+    method = FedNormSGDA(0.05, 0.05, client_steps=(1, 5, 2, 3, 4))
+    same(Row("unequal", method, lambda: Quadratic(3), noisy_by_size), Compiled(compiler=AsTraced()))
+
+
+def test_runs_that_differ_in_rates_share_their_graph():
+    compiler = AsTraced()
+    ends = []
+    for rate in (0.1, 0.01):
+        row = Row("", FESSGDA(rate, rate, local_steps=2), lambda: Quadratic(3), noisy_by_size)
+        same(row, Compiled(compiler=compiler))
+        ends.append(outcome(row, Compiled(compiler=compiler))[0].x)
+    assert compiler.made == 1
+    assert not torch.equal(*ends)
+
+
+def test_a_rate_that_decides_the_way_stays_a_number():
+    method = FESSGDA(0.1, 0.1, local_steps=2, dual_proximal=0.3)  # left out where it is 0
+    same(Row("", method, lambda: Quadratic(3), noisy_by_size), Compiled(compiler=AsTraced()))
+
+
+def test_a_schedule_needs_no_second_graph():
+    compiler = AsTraced()
+    method = LocalSGDA(StepDecay(0.1, at=(1, 2, 3)), 0.1, local_steps=2)
+    same(Row("", method, lambda: Quadratic(3), noisy_by_size), Compiled(compiler=compiler))
+    assert compiler.made == 1
+
+
+def test_a_network_in_single_precision():
+    def problem() -> AUC:
+        torch.manual_seed(0)
+        return AUC(nn.Sequential(nn.Linear(3, 4), nn.ELU(), nn.Linear(4, 1)), positive_share=0.3)
+
+    ends = []
+    for executor in (Compiled(), Debug()):
+        torch.manual_seed(0)
+        given = federation_of(problem(), Codasca(lr=0.1), labelled(), dtype=torch.float32)
+        ends.append(played(*given, executor, 2).server.x)
+    assert ends[0].dtype == torch.float32
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+def test_a_cohort_may_change_from_round_to_round():
+    compiler, ends = AsTraced(), []
+    for executor in (Compiled(compiler=compiler), Debug()):
+        given = federation_of(
+            Quadratic(3), FESSGDA(0.1, 0.1, local_steps=2), noisy_by_size(), cohort=2
+        )
+        ends.append(played(*given, executor).server.x)
+    torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-13)
+    assert compiler.made <= 2  # with padded clients, and without
+
+
+def test_a_run_that_diverges_names_the_place():
+    clients = Clients([(torch.ones(4, 1),)] * 3, batch_size=2)
+    problem = Minimax(lambda x, y, b: (x**4).sum() - y @ y, torch.ones(2), torch.zeros(1))
+    found = []
+    for executor in (Compiled(compiler=AsTraced()), Vectorised()):
+        federation, state, store = federation_of(problem, LocalSGDA(9.0, 0.1), clients)
+        with pytest.raises(NonFiniteError) as error:
+            played(federation, state, store, executor, 20)
+        found.append(str(error.value))
+    assert found[0] == found[1]
+    assert "client 0" in found[0]
+
+
+def test_an_error_in_a_problem_names_the_client():
+    def loss(x: Tensor, y: Tensor, batch: Any) -> Tensor:
+        return (x @ torch.ones(3)).sum()
+
+    problem = Minimax(loss, torch.ones(2), torch.zeros(0))
+    clients = Clients([(torch.ones(4, 1),)] * 3, batch_size=2)
+    federation, state, store = federation_of(problem, LocalSGDA(), clients)
+    with pytest.raises(ClientError, match="round 0, client 0, phase 0, step 0"):
+        play_round(federation, state, store, Compiled(compiler=AsTraced()))
+
+
+def test_drift_is_measured_beside_compiled_rounds():
+    def drifts(executor: str) -> list[float]:
+        run = simulate(
+            Quadratic(3),
+            LocalSGDA(0.05, 0.05, local_steps=2),
+            noisy_by_size(),
+            3,
+            executor=executor,
+            evaluate_every=2,
+            measures=("drift",),
+        )
+        return [record["optimality"]["drift_x"] for record in run.history[1:]]
+
+    assert drifts("compiled") == pytest.approx(drifts("vectorised"), rel=1e-4)
+
+
+def test_a_resumed_run_ends_with_the_same_bytes(tmp_path):
+    def run(folder: str, rounds: int, resume: bool = False) -> bytes:
+        path = tmp_path / folder
+        problem, method = Quadratic(3), LocalSGDA(0.05, 0.05, local_steps=2)
+        options: dict[str, Any] = {"executor": "compiled", "folder": path, "evaluate_every": 2}
+        simulate(problem, method, noisy_by_size(), rounds, resume=resume, **options)
+        return (path / "final.safetensors").read_bytes()
+
+    whole = run("whole", 6)
+    run("parts", 4)
+    assert run("parts", 6, resume=True) == whole
+
+
+def test_a_machine_without_a_compiler_goes_on_with_a_sentence(monkeypatch):
+    from torch._inductor import cpp_builder, exc
+
+    def none() -> str:
+        raise exc.InvalidCxxCompiler()
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    compiled.missing_compiler.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="no C\\+\\+ compiler, so rounds are not compiled"):
+            assert executors.make("compiled").name == "vectorised"
+    finally:
+        compiled.missing_compiler.cache_clear()
+
+
+def test_auto_compiles_what_wins_it_back():
+    assert executors.worth_compiling(1000, seconds=0.01, rounds=100_000)
+    assert not executors.worth_compiling(1000, seconds=0.01, rounds=1000)
+    # Arithmetic is not saved: a network whose operations are long gains little from fewer calls.
+    assert not executors.worth_compiling(100, seconds=1.0, rounds=1000)
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(100, "vectorised"), (10**8, "compiled")])
+def test_auto_knows_how_long_the_run_is(rounds, expected, monkeypatch):
+    monkeypatch.setattr(compiled, "inductor", AsTraced())
+    executor = executors.make("auto", rounds=rounds)
+    problem = Quadratic(3)
+    federation, state, store = federation_of(problem, LocalSGDA(0.05, 0.05), noisy_by_size())
+    play_round(federation, state, store, executor)
+    assert executor.name == expected

@@ -289,4 +289,4 @@ def test_a_close_race_between_executors_is_not_decided_by_noise(monkeypatch):
 
     state = State(0, 0, method.init_server(problem, problem.start()), Cost())
     play_round(federation, state, Store(()), Watch())
-    assert seen == [("vectorised", 1)]
+    assert [choice[:2] for choice in seen] == [("vectorised", 1)]

@@ -194,7 +194,7 @@ def test_short_clients_use_all_their_rows_in_every_step():
         assert sorted(short) == [0, 1, 2]
         assert len(set(long)) == 4
     draws = sampler.draw(np.array([0, 1]), 0, 1)
-    assert [draws.rows_used(p) for p in (0, 1)] == [3, 4]
+    assert draws.sizes.tolist() == [3, 4]
 
 
 def test_iid_draws_are_uniform_with_replacement_and_independent():
@@ -302,7 +302,7 @@ def test_whole_data_gives_all_rows_at_every_level():
     draw = draws.client(1, 0, 3)
     assert len(draw) == 3
     assert all(batch.rows[0].tolist() == list(range(17, 24)) for batch in draw)
-    assert [draws.rows_used(p) for p in (0, 1)] == [12, 7]
+    assert draws.sizes.tolist() == [12, 7]
     (stacked, *_) = draws.stacked(0, 3)
     assert stacked.weight.shape == (2, 12)
     assert stacked.rows[0][1, :7].tolist() == list(range(17, 24))

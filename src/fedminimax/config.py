@@ -49,7 +49,7 @@ class Settings:
     weights: Literal["uniform", "size"] | None = None
     cohort: int | None = None
     allow_partial: bool = False
-    executor: Literal["auto", "debug", "threads", "vectorised"] = "auto"
+    executor: Literal["auto", "debug", "threads", "vectorised", "compiled"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     evaluate_every: int = 10
     checkpoint_every: int | None = None

@@ -100,13 +100,10 @@ class Clock(NamedTuple):
         (3, 1.0)
         """
         counts = ("steps", "replies", "clients", "share")
+        places = [int(numbers.get(f, 0)) for f in Clock._fields if f not in counts]
         return Clock(
-            *(
-                torch.tensor(numbers.get(field, 1.0), dtype=torch.float64)
-                if field in counts
-                else torch.tensor(int(numbers.get(field, 0)))
-                for field in Clock._fields
-            )
+            *torch.tensor(places).unbind(),
+            *torch.tensor([numbers.get(f, 1.0) for f in counts], dtype=torch.float64).unbind(),
         )
 
 

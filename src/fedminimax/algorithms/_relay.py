@@ -83,7 +83,7 @@ def relay(
     """The phases of a round: one for each exchange."""
     return tuple(
         method.phase(
-            local_step=_named(_label("step", exchange.parts), exchange.local_step),
+            local_step=exchange.local_step,
             steps=exchange.steps,
             gradients=exchange.gradients,
             draw="fresh" if number == 0 else exchange.draw,
@@ -156,9 +156,9 @@ def _hooks(
 
     return {
         "broadcast": broadcast,
-        "receive": _named(f"{made.__name__}_{_label('receive', down_parts)}", receive),
-        "send": _named(_label("send", up_parts), send),
-        "aggregate": _named(_label("aggregate", up_parts), aggregate),
+        "receive": receive,
+        "send": send,
+        "aggregate": aggregate,
     }
 
 
@@ -166,21 +166,6 @@ def _put_all(parts: tuple[Part, ...], state: Any, vectors: Any) -> Any:
     for part, vector in zip(parts, vectors, strict=True):
         state = part.put(state, vector)
     return state
-
-
-def _label(verb: str, parts: tuple[Part, ...]) -> str:
-    return "_".join((verb, *(part.name for part in parts)))
-
-
-def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under a name of its own: phases of one kind, and only those, share their
-    names."""
-
-    def call(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    call.__name__ = name
-    return call
 
 
 @cache

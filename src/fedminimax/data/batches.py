@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedminimax.data.clients import Clients, Shards
 from fedminimax.random import key, words
@@ -20,6 +22,7 @@ from fedminimax.types import Batch, Draw, batch_of
 
 _POSITIONS = 1 << 30
 _LAST = np.iinfo(np.int64).max
+MOST_AHEAD = 500_000  # row numbers drawn ahead
 
 
 class Pool:
@@ -35,18 +38,23 @@ class Pool:
             None  # a memo of the permutations in use; results do not depend on it
         )
 
-    def take(self, cohort: np.ndarray, iteration: int, count: int) -> np.ndarray:
-        """(clients, count) global row numbers; a pool of fewer rows than `count` is repeated
-        cyclically."""
+    def take(self, cohort: np.ndarray, iterations: np.ndarray, count: int) -> np.ndarray:
+        """(iterations, clients, count) global row numbers; a pool of fewer rows than `count` is
+        repeated cyclically."""
         sizes = self.sizes[cohort]
         passes = np.maximum(sizes // count, 1)
-        epoch, slot = iteration // passes, iteration % passes
-        order = self._orders(cohort, epoch)
-        column = (slot[:, None] * count + np.arange(count)) % sizes[:, None]
-        chosen = np.take_along_axis(order, column, axis=1)
+        epoch, slot = np.divmod(iterations[:, None], passes)
+        column = (slot[..., None] * count + np.arange(count)) % sizes[:, None]
+        chosen = np.empty_like(column)
+        # Iterations between which no client begins a new pass are looked up together.
+        turns = np.flatnonzero((epoch[1:] != epoch[:-1]).any(axis=1)) + 1
+        for part in np.split(np.arange(len(iterations)), turns) if len(iterations) else ():
+            order = self._orders(cohort, epoch[part[0]])
+            chosen[part] = np.take_along_axis(order[None], column[part], axis=2)
         if self._rows is None:
             return self._starts[cohort][:, None] + chosen
-        return np.stack([self._rows[k][c] for k, c in zip(cohort, chosen, strict=True)])
+        own = [self._rows[k][chosen[:, p]] for p, k in enumerate(cohort)]
+        return np.stack(own, axis=1)
 
     def _orders(self, cohort: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         if self._cohort is None or not np.array_equal(cohort, self._cohort):
@@ -75,53 +83,82 @@ class Draws:
     def __init__(
         self, shards: Shards, cohort: np.ndarray, index: np.ndarray | None, sizes: np.ndarray
     ):
-        self.shards, self.cohort, self._sizes = shards, cohort, sizes
+        self.shards, self.cohort = shards, cohort
+        self.sizes = sizes  # the rows that each client uses in a step
         self._index = None if index is None else torch.from_numpy(index)
-        self._short = index is not None and bool((sizes < index.shape[-1]).any())
 
     def client(self, position: int, step: int, levels: int) -> Draw:
         """The draw of the client at that position of the cohort."""
         if self._index is None:
             return (self.shards.batch(int(self.cohort[position])),) * levels
-        real = self._index[step, :, position, : int(self._sizes[position])]
+        real = self._index[step, :, position, : int(self.sizes[position])]
         return tuple(batch_of(*(c[rows] for c in self.shards.columns)) for rows in real)
 
     def stacked(self, step: int, levels: int) -> Draw:
         """The draws of all clients, stacked and padded."""
         if self._index is None:
             return (self._whole,) * levels
-        return tuple(self._gather(rows) for rows in self._index[step])
+        return tuple(gather(self.shards.columns, rows, self._filled) for rows in self._index[step])
 
-    def rows_used(self, position: int) -> int:
-        return int(self._sizes[position])
+    @cached_property
+    def source(self) -> Source:
+        """All that the stacked draws are made of, as tensors."""
+        if self._index is not None:
+            return Source(self.shards.columns, self._index, self._filled)
+        return Source(self.shards.columns, self._all_rows[None, None], self._filled)
 
     @property
     def numbers_per_step(self) -> int:
         """How many numbers the stacked draws of one step hold; those of all rows are held once."""
-        if self._index is None:
-            return 0
-        each = sum(math.prod(column.shape[1:]) for column in self.shards.columns)
-        return math.prod(self._index.shape[1:]) * each
+        return 0 if self._index is None else self.source.numbers_per_step
 
     @cached_property
     def _whole(self) -> Batch:
-        longest = int(self._sizes.max())
-        starts = self.shards.starts[self.cohort]
-        offset = np.minimum(np.arange(longest)[None, :], self._sizes[:, None] - 1)
-        self._short = bool((self._sizes < longest).any())
-        return self._gather(torch.from_numpy(starts[:, None] + offset))
+        return gather(self.shards.columns, self._all_rows, self._filled)
 
-    def _gather(self, rows: torch.Tensor) -> Batch:
-        columns = self.shards.columns
-        flat = rows.reshape(-1)
-        gathered = tuple(c.index_select(0, flat).unflatten(0, rows.shape) for c in columns)
-        dtype = columns[0].dtype if columns[0].is_floating_point() else torch.get_default_dtype()
-        if not self._short:
-            weight = torch.full(rows.shape, 1.0 / rows.shape[1], dtype=dtype)
-            return Batch(gathered, weight, weight[:, :0])
-        sizes = torch.from_numpy(np.minimum(self._sizes, rows.shape[1]))[:, None]
-        padding = (torch.arange(rows.shape[1])[None, :] >= sizes).to(dtype)
-        return Batch(gathered, (1 - padding) / sizes, padding)
+    @cached_property
+    def _all_rows(self) -> Tensor:
+        starts, longest = self.shards.starts[self.cohort], int(self.sizes.max())
+        offset = np.minimum(np.arange(longest)[None, :], self.sizes[:, None] - 1)
+        return torch.from_numpy(starts[:, None] + offset)
+
+    @cached_property
+    def _filled(self) -> Tensor:
+        """How many rows of each client are real; of length 0 when all are."""
+        width = int(self.sizes.max()) if self._index is None else self._index.shape[-1]
+        short = int(self.sizes.min()) < width
+        return torch.from_numpy(np.minimum(self.sizes, width) if short else self.sizes[:0])
+
+
+class Source(NamedTuple):
+    """Columns, and which of their rows go into which batch."""
+
+    columns: tuple[Tensor, ...]
+    index: Tensor  # (steps, levels, clients, batch); one step and level if they are always the same
+    filled: Tensor  # as `gather` has it
+
+    @property
+    def numbers_per_step(self) -> int:
+        each = sum(math.prod(column.shape[1:]) for column in self.columns)
+        return math.prod(self.index.shape[1:]) * each
+
+    def stacked(self, step: int, levels: int) -> Draw:
+        chosen = self.index[step] if len(self.index) > 1 else self.index[0]
+        draws = tuple(gather(self.columns, rows, self.filled) for rows in chosen)
+        return draws if len(draws) == levels else draws * levels
+
+
+def gather(columns: tuple[Tensor, ...], rows: Tensor, filled: Tensor) -> Batch:
+    """The batches of all clients from (clients, batch) row numbers, of which the first `filled` of
+    each client count; all of them, if it has no entries."""
+    flat = rows.reshape(-1)
+    gathered = tuple(c.index_select(0, flat).unflatten(0, rows.shape) for c in columns)
+    dtype = columns[0].dtype if columns[0].is_floating_point() else torch.get_default_dtype()
+    if not len(filled):
+        weight = torch.full(rows.shape, 1.0 / rows.shape[1], dtype=dtype)
+        return Batch(gathered, weight, weight[:, :0])
+    padding = (torch.arange(rows.shape[1])[None, :] >= filled[:, None]).to(dtype)
+    return Batch(gathered, (1 - padding) / filled[:, None], padding)
 
 
 class Sampler:
@@ -133,6 +170,7 @@ class Sampler:
         """`times` makes each batch that many times as large."""
         self.clients, self.levels = clients, levels
         self.size = None if clients.batch_size is None else clients.batch_size * times
+        self._block: Block | None = None
         shards = clients.train
         self._streams = [key(seed, purpose, level) for level in range(levels)]
         if clients.sampling == "balanced":
@@ -154,30 +192,54 @@ class Sampler:
         size = self.size
         if size is None:
             return self.whole(cohort)
-        index = np.zeros((steps, self.levels, len(cohort), size), dtype=np.int64)
-        for step in range(steps):
-            for level in range(self.levels):
-                index[step, level] = self._rows(cohort, level, iteration + step)
+        index = self._ahead(cohort, iteration, steps)
         used = np.full(len(cohort), size)
         if self.clients.sampling == "epoch":
             used = np.minimum(used, self.clients.train.sizes[cohort])
         return Draws(self.clients.train, cohort, index, used)
 
-    def _rows(self, cohort: np.ndarray, level: int, iteration: int) -> np.ndarray:
+    def _ahead(self, cohort: np.ndarray, iteration: int, steps: int) -> np.ndarray:
+        """Row numbers of `steps` iterations; if the cohort stays the same, of many at a time."""
+        block = self._block
+        if block is None or not np.array_equal(block.cohort, cohort):
+            block = Block(cohort.copy(), iteration, self._index(cohort, iteration, steps))
+        elif not block.holds(iteration, steps):
+            more = max(steps, MOST_AHEAD // max(block.index[:1].size, 1))
+            block = Block(block.cohort, iteration, self._index(cohort, iteration, more))
+        self._block = block
+        return block.index[iteration - block.first :][:steps]
+
+    def _index(self, cohort: np.ndarray, iteration: int, steps: int) -> np.ndarray:
+        iterations = np.arange(iteration, iteration + steps)
+        levels = range(self.levels)
+        return np.stack([self._rows(cohort, level, iterations) for level in levels], axis=1)
+
+    def _rows(self, cohort: np.ndarray, level: int, iterations: np.ndarray) -> np.ndarray:
         size = self.size
         assert size is not None
         if self.clients.sampling == "epoch":
-            return self._all[level].take(cohort, iteration, size)
+            return self._all[level].take(cohort, iterations, size)
         if self.clients.sampling == "iid":
             shards = self.clients.train
-            slot = np.arange(size)[None, :]
-            drawn = words(self._streams[level], cohort[:, None], iteration, slot)
+            slot, time = np.arange(size)[None, None, :], iterations[:, None, None]
+            drawn = words(self._streams[level], cohort[None, :, None], time, slot)
             return shards.starts[cohort][:, None] + drawn % shards.sizes[cohort][:, None]
         positives = self.clients.batch_positives * size // (self.clients.batch_size or 1)
         return np.concatenate(
             [
-                self._positive[level].take(cohort, iteration, positives),
-                self._negative[level].take(cohort, iteration, size - positives),
+                self._positive[level].take(cohort, iterations, positives),
+                self._negative[level].take(cohort, iterations, size - positives),
             ],
-            axis=1,
+            axis=2,
         )
+
+
+class Block(NamedTuple):
+    """Row numbers drawn ahead; results do not depend on it."""
+
+    cohort: np.ndarray
+    first: int  # iteration
+    index: np.ndarray  # (iterations, levels, clients, batch)
+
+    def holds(self, iteration: int, steps: int) -> bool:
+        return self.first <= iteration and iteration + steps <= self.first + len(self.index)

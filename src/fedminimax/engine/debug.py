@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedminimax.engine.work import (
     ClientError,
+    Executor,
     Result,
     Work,
     at_step,
@@ -15,15 +16,11 @@ from fedminimax.engine.work import (
 )
 
 
-class Debug:
+class Debug(Executor):
     name = "debug"
-    threads = 1  # clients at a time
 
     def run(self, work: Work) -> Result:
         return stack([run_client(work, position) for position in range(len(work.cohort))])
-
-    def close(self) -> None:
-        pass
 
 
 def run_client(work: Work, position: int) -> Result:

@@ -4,61 +4,117 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
+from typing import NamedTuple
 
+from fedminimax.engine.compiled import Compiled, missing_compiler
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.threads import Threads
 from fedminimax.engine.vectorised import Vectorised
-from fedminimax.engine.work import ClientError, Executor, Result, Work
+from fedminimax.engine.work import ClientError, Exchanged, Executor, Result, Work
 
-NAMES = ("auto", "debug", "threads", "vectorised")
+NAMES = ("auto", "debug", "threads", "vectorised", "compiled")
+
+# On the reference machine, in seconds: what a call of an operation costs, and what compiling it
+# does.
+CALL, COMPILING = 1e-5, 2e-2
+WORTH_A_TRACE = 60.0  # a run that would be shorter is not even looked at
 
 
-def make(name: str, threads: int | None = None) -> Executor:
+def make(name: str, threads: int | None = None, rounds: int = 0) -> Executor:
+    """`rounds` is how long the run will be, for "auto" to judge what pays."""
     if name == "auto":
-        return Auto()
+        return Auto(rounds)
     if name == "debug":
         return Debug()
     if name == "threads":
         return Threads(threads)
     if name == "vectorised":
         return Vectorised(threads)
+    if name == "compiled":
+        lack = missing_compiler()
+        if lack is None:
+            return Compiled(threads)
+        warnings.warn(lack, stacklevel=2)
+        return Vectorised(threads)
     raise ValueError(f"executor is {name!r}; give one of {', '.join(NAMES)}")
 
 
-class Auto:
-    """The fastest of the others, timed on the first work that has a step; numbers do not depend on
-    the choice."""
+class Auto(Executor):
+    """The fastest of the others for the first work that has a step; numbers do not depend on the
+    choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int = 0) -> None:
+        self._rounds = rounds
         self._chosen: Executor = Debug()
         self._timed = False
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self._chosen.name
 
     @property
-    def threads(self) -> int:
+    def threads(self) -> int:  # type: ignore[override]
         return self._chosen.threads
 
+    @property
+    def eager(self) -> Executor:
+        return self._chosen.eager
+
     def run(self, work: Work) -> Result:
-        if not self._timed and work.most_steps:
-            self._chosen, self._timed = make(*fastest(work)), True
+        self._choose(work)
         return self._chosen.run(work)
+
+    def exchange(self, work: Work) -> Exchanged:
+        self._choose(work)
+        return self._chosen.exchange(work)
 
     def close(self) -> None:
         self._chosen.close()
 
+    def _choose(self, work: Work) -> None:
+        if self._timed or not work.most_steps:
+            return
+        name, threads, seconds = fastest(work)
+        self._chosen, self._timed = make(name, threads), True
+        seconds *= work.most_steps
+        if name != Vectorised.name or self._rounds * seconds < WORTH_A_TRACE:
+            return
+        lack = missing_compiler()
+        if lack is not None:
+            warnings.warn(lack, stacklevel=2)
+            return
+        compiled = Compiled(threads)
+        if worth_compiling(compiled.operations(work), seconds, self._rounds):
+            self._chosen = compiled
 
-def fastest(work: Work) -> tuple[str, int]:
+
+def worth_compiling(operations: int, seconds: float, rounds: int) -> bool:
+    """Will compiled rounds win back the time that compiling takes? `seconds` is what a round takes
+    without; what is saved is at most what calling its operations costs."""
+    saved = min(0.8 * seconds, operations * CALL)
+    # Most methods have two kinds of rounds: the first, and all others.
+    return rounds * saved > 2 * operations * COMPILING
+
+
+class Choice(NamedTuple):
+    name: str
+    threads: int
+    seconds: float  # a step
+
+
+def fastest(work: Work) -> Choice:
     """The executor and number of threads that take a step of this work in the least time."""
     once, cores = work.limited(1), os.cpu_count() or 1
-    timed: dict[tuple[str, int], float] = {}
-    for candidate in dict.fromkeys([("vectorised", 1), ("vectorised", cores), ("threads", cores)]):
-        executor = make(*candidate)
+    timed: list[Choice] = []
+    for name, threads in dict.fromkeys(
+        [("vectorised", 1), ("vectorised", cores), ("threads", cores)]
+    ):
+        executor = make(name, threads)
         try:
             executor.run(once)
-            timed[candidate] = min(_seconds(executor, once) for _ in range(3))
+            seconds = min(_seconds(executor, once) for _ in range(3))
+            timed.append(Choice(name, threads, seconds))
         except ClientError:
             raise
         except Exception:
@@ -67,9 +123,8 @@ def fastest(work: Work) -> tuple[str, int]:
         finally:
             executor.close()
     # The last bits depend on the executor, so a close race must not be decided by noise.
-    first = next(iter(timed))
-    best = min(timed, key=lambda candidate: timed[candidate])
-    return best if 1.5 * timed[best] < timed[first] else first
+    best = min(timed, key=lambda choice: choice.seconds)
+    return best if 1.5 * best.seconds < timed[0].seconds else timed[0]
 
 
 def _seconds(executor: Executor, work: Work) -> float:

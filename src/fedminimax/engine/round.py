@@ -16,13 +16,11 @@ from fedminimax.engine.debug import find_non_finite
 from fedminimax.engine.store import Store
 from fedminimax.engine.work import (
     ClientError,
+    Exchanged,
     Executor,
     Work,
-    bad_field,
-    bytes_of,
     keeping,
     kept_type,
-    mean,
     stack,
 )
 from fedminimax.metrics.optimality import Drift
@@ -71,9 +69,7 @@ class Federation:
         self, round: int, number: int, phase: Phase, cohort: np.ndarray, iteration: int
     ) -> tuple[Clock, np.ndarray]:
         """The time, and how many steps each client of the cohort takes."""
-        own = self.algorithm.steps
-        counted = [own(round, k) if phase.steps is None else phase.steps for k in cohort.tolist()]
-        steps = np.array(counted, dtype=np.int64)
+        steps = self._steps(round, phase, cohort)
         clock = Clock.at(
             round=round,
             phase=number,
@@ -85,6 +81,11 @@ class Federation:
             share=self._share(phase, cohort),
         )
         return clock, steps
+
+    def _steps(self, round: int, phase: Phase, cohort: np.ndarray) -> np.ndarray:
+        own = self.algorithm.steps
+        counted = [own(round, k) if phase.steps is None else phase.steps for k in cohort.tolist()]
+        return np.array(counted, dtype=np.int64)
 
     def _share(self, phase: Phase, cohort: np.ndarray) -> float:
         if phase.cohort == "auxiliary":
@@ -126,7 +127,7 @@ def play_round(
     algorithm, server, cost = federation.algorithm, state.server, state.cost
     phases = algorithm.phases(state.round)
     if watch is not None:
-        phases = watch.watched(phases)
+        phases, executor = watch.watched(phases), executor.eager
     cohort = federation.draw_cohort(server, state.round, 0)
     iteration, drawn = state.iteration, 0
     kept: Any = None
@@ -140,46 +141,55 @@ def play_round(
         if phase.draw == "fresh":
             iteration, drawn = iteration + drawn, 0
         clock, steps = federation.clock(state.round, number, phase, cohort, iteration)
-        down = phase.broadcast(server, clock)
-        cost += meet(federation, store, cohort, down, clock)
+        cost += meet(federation, store, cohort, phase, server, clock)
         kept = store.load(cohort) if kept is None else kept
         last = number == len(phases) - 1
         leave = kept_type(algorithm.keep if last else algorithm.keep + algorithm.carry)
         draws = federation.draws(phase, cohort, iteration, int(steps.max()))
-        work = Work(federation.problem, phase, kept, leave, down, draws, clock, cohort, steps)
-        result = executor.run(work)
-        average = mean(result.up, federation.weights_of(phase, cohort))
-        new = phase.aggregate(federation.problem, server, average, clock)
-        if bad := bad_field(average, new, result.kept):
-            where = find_non_finite(work)
-            if where is not None:
-                raise NonFiniteError(
-                    f"{where}: lower the learning rate, or look at that client's data"
-                )
-            raise NonFiniteError(
-                f"non-finite {bad} at {at_the_server(clock)}, after steps that were finite at "
-                "every client: lower the learning rates, the server's too if it has one"
-            )
-        server, kept = new, result.kept
+        weights = federation.weights_of(phase, cohort)
+        work = Work(
+            federation.problem, phase, server, kept, leave, draws, clock, cohort, steps, weights
+        )
+        done = executor.exchange(work)
+        if done.bad:
+            raise NonFiniteError(_not_finite(work, done.bad))
+        server, kept = done.server, done.kept
         store.save(cohort, keeping(kept_type(algorithm.keep), kept))
         if phase.data == "minibatch":
             drawn = max(drawn, work.most_steps)
-        cost += phase_cost(work, result.up)
+        cost += phase_cost(work, done)
     return State(state.round + 1, iteration + drawn, server, cost)
 
 
-def meet(federation: Federation, store: Store, cohort: np.ndarray, down: Any, clock: Clock) -> Cost:
+def _not_finite(work: Work, bad: str) -> str:
+    where = find_non_finite(work)
+    if where is not None:
+        return f"{where}: lower the learning rate, or look at that client's data"
+    return (
+        f"non-finite {bad} at {at_the_server(work.clock)}, after steps that were finite at every "
+        "client: lower the learning rates, the server's too if it has one"
+    )
+
+
+def meet(
+    federation: Federation,
+    store: Store,
+    cohort: np.ndarray,
+    phase: Phase,
+    server: Any,
+    clock: Clock,
+) -> Cost:
     """Gives clients met for the first time the state that they keep."""
     new = store.missing(cohort)
     if not len(new):
         return Cost()
     algorithm, problem = federation.algorithm, federation.problem
-    batches = algorithm.init_batches
+    batches, down = algorithm.init_batches, phase.broadcast(server, clock)
     draws = federation.first.draw(new, 0, 1) if federation.first is not None else None
     made, rows = [], 0
     for position, client in enumerate(new.tolist()):
         draw = None if draws is None else draws.client(position, 0, problem.depth)
-        rows += 0 if draws is None else draws.rows_used(position)
+        rows += 0 if draws is None else int(draws.sizes[position])
         try:
             client_state = algorithm.init_client(problem, down, draw)
             made.append(keeping(kept_type(algorithm.keep), client_state))
@@ -195,9 +205,9 @@ def at_the_server(clock: Clock) -> str:
     return f"round {int(clock.round)}, phase {int(clock.phase)}, at the server"
 
 
-def phase_cost(work: Work, up: Any) -> Cost:
-    gradients, replies = work.phase.gradients * work.problem.sweep_gradients, len(work.cohort)
-    rows = sum(int(s) * work.draws.rows_used(p) for p, s in enumerate(work.steps)) * gradients
-    bytes_up, bytes_down = bytes_of(up), bytes_of(work.down) * replies
-    exchanges = int(bytes_up + bytes_down > 0)
-    return Cost(int(work.steps.sum()) * gradients, rows, bytes_up, bytes_down, exchanges)
+def phase_cost(work: Work, done: Exchanged) -> Cost:
+    gradients = work.phase.gradients * work.problem.sweep_gradients
+    rows = int(work.steps @ work.draws.sizes) * gradients
+    exchanges = int(done.bytes_up + done.bytes_down > 0)
+    steps = int(work.steps.sum())
+    return Cost(steps * gradients, rows, done.bytes_up, done.bytes_down, exchanges)

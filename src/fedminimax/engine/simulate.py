@@ -72,8 +72,8 @@ def simulate(
     """Runs `algorithm` on `problem` across `clients` for `rounds` rounds.
 
     - cohort: clients per round, drawn anew in each; None: all.
-    - executor: "auto", "debug", "threads" or "vectorised": how clients are mapped, not what is
-      computed.
+    - executor: "auto", "debug", "threads", "vectorised" or "compiled": how clients are mapped, not
+      what is computed.
     - evaluate_every: rounds between evaluations, on the validation and test rows, or on the
       training rows if there are neither.
     - stop_early: end after so many evaluations without a better monitored metric on validation

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from fedminimax.engine.debug import run_client
-from fedminimax.engine.work import Result, Work, stack
+from fedminimax.engine.work import Executor, Result, Work, stack
 
 
-class Threads:
+class Threads(Executor):
     name = "threads"
 
     def __init__(self, threads: int | None = None):

@@ -86,8 +86,9 @@ class Trainer:
             if saved is not None:
                 self._restore(*saved)
             self.history = self.folder.cut_history(self.state.round if saved else -1)
+        left = self.plan.rounds - self.state.round
         self.executor = executors.make(
-            chosen.get("executor", executor), chosen.get("threads", None)
+            chosen.get("executor", executor), chosen.get("threads", None), left
         )
         self.recorded = bool(chosen) or self.folder is None
         if self.folder is not None and not chosen:

@@ -52,3 +52,21 @@ def grown(named: dict[str, Tensor]) -> dict[str, Any]:
         else value
         for name, value in fields.items()
     }
+
+
+def flat(value: Any) -> list[Tensor]:
+    """The tensors of a value, in order.
+
+    >>> import torch
+    >>> flat((torch.ones(1), (torch.zeros(1),)))
+    [tensor([1.]), tensor([0.])]
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in value for tensor in flat(part)]
+
+
+def rebuilt(form: Any, tensors: list[Tensor]) -> Any:
+    """A value built like `form` from the tensors that `flat` took out of such a one."""
+    ordered = iter(tensors)
+    return tree_map(lambda _: next(ordered), form)

@@ -3,7 +3,9 @@ its arithmetic."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch.func import vmap
 
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.trees import tree_map
-from fedminimax.engine.work import Result, Work, at_step, begin, finish, step
+from fedminimax.engine.work import Executor, Result, Work, at_step, begin, finish, step
 from fedminimax.types import Clock, Draw
 
 
@@ -24,7 +26,7 @@ _CLOCK = _differing("steps", "client")
 MOST_NUMBERS = 4_000_000  # of a cohort's rows, gathered at once
 
 
-class Vectorised:
+class Vectorised(Executor):
     name = "vectorised"
 
     def __init__(self, threads: int | None = None):
@@ -36,7 +38,7 @@ class Vectorised:
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            return run_stacked(work)
+            return self._run(work)
         except Exception:
             # vmap cannot say which client failed. If the clients fail alone too, the debug executor
             # names the place.
@@ -45,38 +47,60 @@ class Vectorised:
         finally:
             torch.set_num_threads(before)
 
-    def close(self) -> None:
-        pass
+    def _run(self, work: Work) -> Result:
+        steps, cohort = torch.from_numpy(work.steps), torch.from_numpy(work.cohort)
+        together = max(1, MOST_NUMBERS // max(work.draws.numbers_per_step, 1))
+        state = work.kept
+        for span in spans(work.most_steps, together):
+            numbers = range(span.first, span.first + span.count)
+            draws = tuple(work.draws.stacked(number, work.problem.depth) for number in numbers)
+            state = walk(work, state, draws, span, span.first, steps, cohort)
+        return state
 
 
-def run_stacked(work: Work) -> Result:
-    """A whole phase of the cohort; all that depends on the method is a function of tensors."""
-    steps = torch.from_numpy(work.steps)
-    clock = work.clock._replace(steps=steps.to(torch.float64), client=torch.from_numpy(work.cohort))
-    unequal = bool((steps != steps[0]).any())
-    state, last = work.kept, work.most_steps
-    # Entering vmap costs as much as a small step: as many steps as may be are taken inside.
-    for first in range(0, max(last, 1), together(work)):
-        numbers = range(first, min(first + together(work), last))
-        draws = tuple(work.draws.stacked(number, work.problem.depth) for number in numbers)
+class Span(NamedTuple):
+    """Consecutive local steps of a phase."""
 
-        def part(
-            state: Any, draws: tuple[Draw, ...], clock: Clock, numbers: range = numbers
-        ) -> Any:
-            client = begin(work, state, clock) if numbers.start == 0 else state
-            for number, draw in zip(numbers, draws, strict=True):
-                new = step(work, client, draw, at_step(clock, number))
-                client = _only_where(number < clock.steps, new, client) if unequal else new
-            ends = numbers.stop == last
-            return finish(work, client, at_step(clock, clock.steps.long())) if ends else client
-
-        state = vmap(part, in_dims=(0, 0, _CLOCK))(state, draws, clock)
-    return state
+    first: int
+    count: int
+    opens: bool  # does the phase begin with it?
+    closes: bool  # and end?
 
 
-def together(work: Work) -> int:
-    """How many steps' rows may lie in memory at once."""
-    return max(1, MOST_NUMBERS // max(work.draws.numbers_per_step, 1))
+def spans(steps: int, most: int) -> Iterator[Span]:
+    """The steps of a phase in parts of equal length, of at most `most` steps each.
+
+    >>> [(span.first, span.count) for span in spans(10, 4)]
+    [(0, 4), (4, 4), (8, 2)]
+    """
+    length = max(1, math.ceil(steps / max(1, math.ceil(steps / most))))
+    for first in range(0, max(steps, 1), length):
+        count = min(length, steps - first)
+        yield Span(first, count, first == 0, first + count == steps)
+
+
+def walk(
+    work: Work,
+    state: Any,
+    draws: tuple[Draw, ...],
+    span: Span,
+    first: int | Tensor,
+    steps: Tensor,
+    cohort: Tensor,
+) -> Any:
+    """All clients through a span: from what they kept, if it opens the phase, to their replies, if
+    it closes it. All that depends on the method is a function of tensors."""
+    clock = work.clock._replace(steps=steps.to(torch.float64), client=cohort)
+
+    def part(state: Any, draws: tuple[Draw, ...], clock: Clock) -> Any:
+        client = begin(work, state, clock) if span.opens else state
+        # Entering vmap costs as much as a small step: all steps are taken inside.
+        for number, draw in enumerate(draws):
+            new = step(work, client, draw, at_step(clock, first + number))
+            client = _only_where(first + number < clock.steps, new, client) if work.unequal else new
+        return finish(work, client, at_step(clock, clock.steps.long())) if span.closes else client
+
+    return vmap(part, in_dims=(0, 0, _CLOCK))(state, draws, clock)
 
 
 def _only_where(active: Tensor, new: Any, old: Any) -> Any:

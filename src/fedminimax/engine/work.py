@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple, Protocol
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,17 +35,27 @@ class Work:
 
     problem: Problem
     phase: Phase
+    server: Any
     kept: Any  # a NamedTuple of the fields that clients have from before
     leave: type  # the NamedTuple of the fields that clients are to keep after it
-    down: Any
     draws: Draws
     clock: Clock  # `step`, `steps` and `client` are filled in per client and step
     cohort: np.ndarray
     steps: np.ndarray
+    weights: Tensor  # of the clients in the mean
+
+    @cached_property
+    def down(self) -> Any:
+        return self.phase.broadcast(self.server, self.clock)
 
     @property
     def most_steps(self) -> int:
         return int(self.steps.max())
+
+    @property
+    def unequal(self) -> bool:
+        """Do some clients take fewer steps than others?"""
+        return int(self.steps.min()) < self.most_steps
 
     def limited(self, steps: int) -> Work:
         return replace(self, steps=np.minimum(self.steps, steps))
@@ -64,7 +75,17 @@ class Result(NamedTuple):
     kept: Any  # a NamedTuple of the fields to keep, likewise
 
 
-class Executor(Protocol):
+class Exchanged(NamedTuple):
+    """What a phase leaves behind."""
+
+    server: Any
+    kept: Any  # of the cohort, stacked
+    bytes_up: int
+    bytes_down: int
+    bad: str | None  # the name of a field that is not finite
+
+
+class Executor(ABC):
     """What an executor supplies: a map over clients. `engine/debug.py` is the plainest.
 
     >>> from fedminimax.engine.executors import make
@@ -72,15 +93,28 @@ class Executor(Protocol):
     ('debug', 1)
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    threads: int = 1
+
+    @abstractmethod
+    def run(self, work: Work) -> Result:
+        """The clients' part of a phase."""
+
+    def exchange(self, work: Work) -> Exchanged:
+        """A whole phase: the clients' part, the mean, and what the server makes of it."""
+        up, kept = self.run(work)
+        average = mean(up, work.weights)
+        new = work.phase.aggregate(work.problem, work.server, average, work.clock)
+        down = bytes_of(work.down) * len(work.cohort)
+        return Exchanged(new, kept, bytes_of(up), down, bad_field(average, new, kept))
 
     @property
-    def threads(self) -> int: ...
+    def eager(self) -> Executor:
+        """For a phase that is watched at work: its hooks are called, each time."""
+        return self
 
-    def run(self, work: Work) -> Result: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """Gives back what the executor holds, if anything."""
 
 
 def begin(work: Work, kept: Any, clock: Clock) -> Any:

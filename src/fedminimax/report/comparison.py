@@ -7,11 +7,12 @@ Beside the sections of an experiment, such a file has
                         settles = true    and stays there
                         tuning_rounds = 100     of the runs that only tune; else as many as all
                         repeats = 5       seeds 0 .. 4; methods are tuned on seed 5
+                        tuning_repeats = 3      or on seeds 5 .. 7, by the median of each setting
                         seeds = ["run.seed", "data.seed"]      what they are the seeds of
                         metric = "..."    if not the problem's own
                         fit = "data.clients"      the power of this key by which rounds grow
                         figure = "last" or "curves"      drawn beside the table
-    [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on a seed of its own
+    [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on seeds of their own
     [vary]              "problem.tau" = [1, 10]      a table of lines for each value
 
 Keys that change together are joined: "method.primal_lr, method.dual_lr" = [[0.1, 0.1], [1, 1]]. A
@@ -65,6 +66,7 @@ class Plan:
     seeds: tuple[str, ...] = ("run.seed",)
     settles: bool = False
     tuning_rounds: int | None = None
+    tuning_repeats: int = 1
     fit: str | None = None
     figure: Literal["last", "curves"] | None = None
 
@@ -170,14 +172,14 @@ class Comparison:
 
     def _plan(self, given: dict[str, Any]) -> Plan:
         known = ("metric", "below", "above", "repeats", "seeds", "settles", "tuning_rounds")
-        known += ("fit", "figure")
+        known += ("tuning_repeats", "fit", "figure")
         for key in given:
             if key not in known:
                 raise ConfigError(f"[compare] has no key {key!r}; {suggest(key, known)}")
         figure = given.get("figure")
         if figure not in (None, "last", "curves"):
             raise ConfigError(f'[compare] figure is {figure!r}; give "last" or "curves"')
-        for key in ("repeats", "tuning_rounds"):
+        for key in ("repeats", "tuning_rounds", "tuning_repeats"):
             number = given.get(key, 1)
             if type(number) is not int or number < 1:
                 raise ConfigError(
@@ -206,8 +208,9 @@ class Comparison:
         metric = given.get("metric", problem.monitor)
         larger = "above" in given or ("below" not in given and problem.larger_is_better)
         target, repeats = given.get("above", given.get("below")), given.get("repeats", 1)
-        more = (given.get("settles", False), given.get("tuning_rounds"), fit, figure)
-        return Plan(metric, larger, target, repeats, tuple(seeds), *more)
+        tuning = (given.get("tuning_rounds"), given.get("tuning_repeats", 1))
+        settles = given.get("settles", False)
+        return Plan(metric, larger, target, repeats, tuple(seeds), settles, *tuning, fit, figure)
 
     def experiment(self, job: Job) -> Experiment:
         table = {**self.base, "method": self.methods[job.label]}
@@ -244,34 +247,39 @@ def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Li
     """All runs of a comparison; each has a folder below `folder`."""
     comparison = Comparison(path)
     pairs = [(v, label) for v in comparison.variations() for label in comparison.methods]
-    # On a seed of its own: the best of several runs on a seed flatters the method there.
-    seed, length = comparison.plan.repeats, comparison.plan.tuning_rounds
+    plan = comparison.plan
+    # On seeds of their own: the best of several runs on a seed flatters the method there.
+    tuning_seeds = range(plan.repeats, plan.repeats + plan.tuning_repeats)
     trials = [
-        Job(varied, label, chosen, seed, length)
+        Job(varied, label, chosen, seed, plan.tuning_rounds)
         for varied, label in pairs
         for chosen in comparison.candidates(label)
+        for seed in tuning_seeds
         if len(comparison.candidates(label)) > 1
     ]
     tuned = dict(zip(trials, _run_all(comparison, trials, folder, workers), strict=True))
     best: dict[tuple[Change, str], Change] = {}
     for varied, label in pairs:
-        own = [trial for trial in trials if (trial.varied, trial.label) == (varied, label)]
-        scored = {trial.chosen: tuned[trial][0] for trial in own}
-        best[varied, label] = (
-            min(scored, key=lambda chosen: scored[chosen])
-            if scored
-            else comparison.candidates(label)[0]
-        )
-    seeds = range(comparison.plan.repeats)
+        scored: dict[Change, list[float]] = {}
+        for chosen in comparison.candidates(label):
+            trial = Job(varied, label, chosen, plan.repeats, plan.tuning_rounds)
+            same = [trial._replace(seed=seed) for seed in tuning_seeds]
+            scored[chosen] = _medians([tuned[trial][0] for trial in same if trial in tuned])
+        best[varied, label] = min(scored, key=lambda chosen: scored[chosen])
+    seeds = range(plan.repeats)
     repeats = [Job(v, label, best[v, label], seed) for v, label in pairs for seed in seeds]
     results = dict(zip(repeats, _run_all(comparison, repeats, folder, workers), strict=True))
     lines = []
     for varied, label in pairs:
         same = [job for job in repeats if (job.varied, job.label) == (varied, label)]
         histories = [results[job][1] for job in same]
-        rounds = [comparison.plan.reached(history) for history in histories]
+        rounds = [plan.reached(history) for history in histories]
         lines.append(Line(varied, label, best[varied, label], rounds, histories))
     return comparison, lines
+
+
+def _medians(scores: list[tuple[float, float]]) -> list[float]:
+    return [statistics.median_high(part) for part in zip(*scores, strict=True)]
 
 
 def markdown(

@@ -1,0 +1,306 @@
+"""A phase as machine code: the batches, all clients under vmap, their mean and the server's step.
+
+Small problems spend their time in Python and in calls of operations, not in arithmetic. Here a
+phase is traced once into a graph of operations, and torch's inductor makes C++ of it. Whatever
+changes from round to round is an input of the graph: the time, and with it all schedules, the row
+numbers of the batches, the cohort, and the method's own rates. So one graph serves all rounds of a
+kind, and all runs that differ in rates only.
+
+Methods and problems know nothing of this: they are pure functions of tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import cache, partial
+from types import FunctionType, MethodType, NoneType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functionalize
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedminimax.data.batches import Source
+from fedminimax.engine.trees import flat, rebuilt
+from fedminimax.engine.vectorised import Span, Vectorised, spans, walk
+from fedminimax.engine.work import Exchanged, Executor, Result, Work, bad_field, bytes_of, mean
+from fedminimax.types import Algorithm, Clock, Phase
+
+HOOKS = ("broadcast", "receive", "local_step", "send", "aggregate")
+UNROLLED = 12  # local steps in one graph: the compiler needs long for many
+Compiler = Callable[[GraphModule, list[Tensor]], Callable[[list[Tensor]], list[Tensor]]]
+
+
+class Inputs(NamedTuple):
+    """All that a graph depends on, except for its shapes."""
+
+    server: Any
+    state: Any  # what the clients kept, or where they are in the middle of a phase
+    source: Source
+    first: Tensor  # the number of the first step
+    clock: Clock
+    steps: Tensor
+    cohort: Tensor
+    weights: Tensor
+    rates: tuple[Tensor, ...] = ()
+
+    @staticmethod
+    def of(work: Work, state: Any, span: Span) -> Inputs:
+        source = work.draws.source
+        if len(source.index) > span.count:
+            own = source.index[span.first : span.first + span.count]
+            source = source._replace(index=own)
+        steps, cohort = torch.from_numpy(work.steps), torch.from_numpy(work.cohort)
+        first = torch.tensor(span.first)
+        return Inputs(work.server, state, source, first, work.clock, steps, cohort, work.weights)
+
+
+class Ended(NamedTuple):
+    """What the graph that closes a phase returns; any other returns where the clients are."""
+
+    server: Any
+    kept: Any
+    finite: Tensor
+
+
+class Graph(NamedTuple):
+    """A span of a phase, ready to be called."""
+
+    call: Callable[[list[Tensor]], list[Tensor]]
+    form: Any  # what it returns is built like this
+    bytes_up: int
+    bytes_down: int  # to each client
+    rates: tuple[Tensor, ...]
+    serves: Phase  # keeps alive what the key of this graph names
+
+
+class Compiled(Executor):
+    name = "compiled"
+
+    def __init__(self, threads: int | None = None, compiler: Compiler | None = None):
+        self.threads = threads or 1
+        self._compiler = compiler or inductor
+        self._eager = Vectorised(self.threads)
+        self._graphs: dict[tuple, Graph] = {}
+        self._traced: dict[tuple, Traced] = {}
+
+    @property
+    def eager(self) -> Executor:
+        return self._eager
+
+    def run(self, work: Work) -> Result:
+        return self._eager.run(work)
+
+    def exchange(self, work: Work) -> Exchanged:
+        state = work.kept
+        with _threads(self.threads), torch.no_grad():
+            for span in spans(work.most_steps, UNROLLED):
+                inputs = Inputs.of(work, state, span)
+                # Machine code is made for rows that lie one behind the other.
+                given = [v.contiguous() for v in flat(inputs)]
+                key = _kind(work, span, given)
+                graph = self._graphs.get(key)
+                if graph is None:
+                    graph = self._graphs[key] = self._made(work, span, inputs, key)
+                state = rebuilt(graph.form, graph.call([*given, *graph.rates]))
+        ended: Ended = state
+        bad = None
+        if not bool(ended.finite):
+            bad = bad_field(ended.server, ended.kept) or "mean of the replies"
+        down = graph.bytes_down * len(work.cohort)
+        return Exchanged(ended.server, ended.kept, graph.bytes_up, down, bad)
+
+    def operations(self, work: Work) -> int:
+        """How many there are in the first span of a phase; what is traced for that is kept."""
+        span = next(spans(work.most_steps, UNROLLED))
+        inputs = Inputs.of(work, work.kept, span)
+        key = _kind(work, span, flat(inputs))
+        with torch.no_grad():
+            self._traced[key] = traced = self._trace(work, span, inputs)
+        return len(traced.module.graph.nodes)
+
+    def _made(self, work: Work, span: Span, inputs: Inputs, key: tuple) -> Graph:
+        traced = self._traced.pop(key, None) or self._trace(work, span, inputs)
+        module, form, *bytes, rates = traced
+        given = [v.contiguous() for v in (*flat(inputs), *rates)]
+        call = compiled(module, given, self._compiler)
+        return Graph(call, form, *bytes, rates, work.phase)
+
+    def _trace(self, work: Work, span: Span, inputs: Inputs) -> Traced:
+        try:
+            return trace(work, span, inputs._replace(rates=_rates(work.phase)))
+        except Exception:
+            # A rate that decides which way the method goes must stay a number; and if that was not
+            # the reason, the clients' own work says where the fault is.
+            self._eager.run(work)
+            return trace(work, span, inputs)
+
+
+class Traced(NamedTuple):
+    module: GraphModule
+    form: Any
+    bytes_up: int
+    bytes_down: int
+    rates: tuple[Tensor, ...]
+
+
+def trace(work: Work, span: Span, inputs: Inputs) -> Traced:
+    """The operations of a span, as a graph."""
+    form: Any = None
+    bytes_up = bytes_down = 0
+
+    def operations(*tensors: Tensor) -> list[Tensor]:
+        nonlocal form, bytes_up, bytes_down
+        given: Inputs = rebuilt(inputs, list(tensors))
+        phase = _with_rates(work.phase, given.rates)
+        own = replace(work, phase=phase, server=given.server, clock=given.clock)
+        depth = work.problem.depth
+        draws = tuple(given.source.stacked(number, depth) for number in range(span.count))
+        form = walk(own, given.state, draws, span, given.first, given.steps, given.cohort)
+        if span.closes:
+            bytes_up, bytes_down = bytes_of(form.up), bytes_of(own.down)
+            average = mean(form.up, given.weights)
+            server = phase.aggregate(own.problem, own.server, average, own.clock)
+            form = Ended(server, form.kept, _finite(average, server, form.kept))
+        return flat(form)
+
+    # What writes into a tensor becomes an operation that makes a new one.
+    module = make_fx(functionalize(operations))(*(v.contiguous() for v in flat(inputs)))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return Traced(module, form, bytes_up, bytes_down, inputs.rates)
+
+
+def _finite(*values: Any) -> Tensor:
+    checked = [v for v in flat(values) if v.is_floating_point() and v.numel()]
+    return torch.stack([torch.isfinite(v).all() for v in checked]).all()
+
+
+_MADE: dict[tuple, Callable] = {}
+MOST_MADE = 100
+
+
+def compiled(module: GraphModule, given: list[Tensor], compiler: Compiler) -> Callable:
+    """What the compiler makes of a graph; of equal graphs, once in a process."""
+    digest = hashlib.blake2s(module.code.encode())
+    digest.update(repr([(v.shape, v.stride(), v.dtype) for v in given]).encode())
+    for name, value in sorted(vars(module).items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().contiguous().numpy().tobytes())
+    key = (digest.hexdigest(), compiler, torch.get_num_threads())
+    if key not in _MADE:
+        if len(_MADE) == MOST_MADE:
+            del _MADE[next(iter(_MADE))]
+        _MADE[key] = compiler(module, given)
+    return _MADE[key]
+
+
+def inductor(module: GraphModule, given: list[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """C++ through torch's compiler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, on its own use of what it has deprecated
+        # Late: a second that only those pay who compile.
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.decomposition import select_decomp_table
+
+        lowered = make_fx(module, select_decomp_table(), tracing_mode="fake")(*given)
+        with config.patch(cpp_wrapper=True):
+            return compile_fx_inner(lowered, given)
+
+
+@cache
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled on this machine, or None."""
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return (
+            "this machine has no C++ compiler, so rounds are not compiled and the run is slower: "
+            "install g++ or clang"
+        )
+    return None
+
+
+def _kind(work: Work, span: Span, given: list[Tensor]) -> tuple:
+    """Equal for spans of which one graph can serve both."""
+    hooks = tuple(_same(getattr(work.phase, name)) for name in HOOKS)
+    shapes = tuple(v.shape for v in given)
+    return hooks, work.leave, span[1:], work.unequal, given[0].dtype, shapes
+
+
+def _same(value: Any) -> Hashable:
+    """Equal for hooks that do the same. Functions are made anew for each round; their instructions
+    and what they hold are not."""
+    if isinstance(value, MethodType):
+        return value.__func__, _same(value.__self__)
+    if isinstance(value, partial):
+        return value.func, *map(_same, value.args), *map(_same, value.keywords.values())
+    if isinstance(value, FunctionType):
+        held = (cell.cell_contents for cell in value.__closure__ or ())
+        return value.__code__, *map(_same, held)
+    if isinstance(value, tuple):
+        return type(value), *map(_same, value)
+    return value if isinstance(value, str | int | float | NoneType) else id(value)
+
+
+def _rates(phase: Phase) -> tuple[Tensor, ...]:
+    """The numbers of a method that are not whole: rates, weights, radii."""
+    return tuple(
+        torch.tensor(value, dtype=torch.float64)
+        for algorithm in _owners(phase)[:1]
+        for _, value in _numbers(algorithm)
+    )
+
+
+def _with_rates(phase: Phase, rates: tuple[Tensor, ...]) -> Phase:
+    """The same phase, of a method whose numbers are these tensors."""
+    if not rates:
+        return phase
+    owner = _owners(phase)[0]
+    same = copy.copy(owner)
+    for (name, _), rate in zip(_numbers(owner), rates, strict=True):
+        object.__setattr__(same, name, rate)
+    changed = {}
+    for name in HOOKS:
+        hook = getattr(phase, name)
+        if getattr(hook, "__self__", None) is owner:
+            changed[name] = hook.__func__.__get__(same)
+    return replace(phase, **changed)
+
+
+def _owners(phase: Phase) -> list[Algorithm]:
+    """The one method that all hooks are bound to; none if some are functions of another kind."""
+    bound = [getattr(getattr(phase, name), "__self__", None) for name in HOOKS]
+    if isinstance(bound[0], Algorithm) and all(b is bound[0] for b in bound):
+        return [bound[0]]
+    return []
+
+
+def _numbers(algorithm: Algorithm) -> list[tuple[str, float]]:
+    values = ((field.name, getattr(algorithm, field.name)) for field in fields(algorithm))
+    # A method may leave out what has a rate of 0.
+    return [(name, value) for name, value in values if isinstance(value, float) and value]
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
