@@ -128,10 +128,9 @@ class Compiled(Executor):
 
     def _made(self, work: Work, span: Span, inputs: Inputs, key: tuple) -> Graph:
         traced = self._traced.pop(key, None) or self._trace(work, span, inputs)
-        module, form, *bytes, rates = traced
-        given = [v.contiguous() for v in (*flat(inputs), *rates)]
-        call = compiled(module, given, self._compiler)
-        return Graph(call, form, *bytes, rates, work.phase)
+        given = [v.contiguous() for v in (*flat(inputs), *traced.rates)]
+        call = compiled(traced.module, given, self._compiler)
+        return Graph(call, *traced[1:], work.phase)
 
     def _trace(self, work: Work, span: Span, inputs: Inputs) -> Traced:
         try:
