@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.tested
 
-.PHONY: demo test test-slow lint clean
+.PHONY: install demo test test-slow lint clean
+
+install: $(READY)
 
 demo: $(READY)
 	$(BIN)/fedminimax demo

@@ -7,7 +7,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "fedminimax"
 # fmt: off
 ORDER = [
     "random", "blocks", "types", "metrics", "data", "models", "problems", "algorithms", "engine",
-    "config", "experiment", "report", "bench", "cli",
+    "config", "experiment", "estimator_files", "estimator", "report", "bench", "cli",
 ]
 # fmt: on
 

@@ -851,6 +851,68 @@ def test_a_killed_run_goes_on_to_the_same_bytes(home):
     assert final("cut") == final("whole")
 
 
+def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(home, run):
+    # Clients one by one: slow enough that Ctrl-C meets the run before its end.
+    settings = ("mine.toml", "executor=debug", "rounds=60", "checkpoint_every=1000")
+    process = start("run", *settings, "--folder", "a cut")
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith(b"round 0/60"):
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    code, said = ended(process)
+    assert code == 130
+    assert "finishing the round; Ctrl-C again stops at once" in said
+    (left,) = Path("a cut/checkpoints").iterdir()
+    round = int(left.stem.removeprefix("round-"))
+    assert 0 < round < 60
+    assert said.splitlines()[-1] == (
+        f"fedminimax: interrupted after round {round}, of which there is a checkpoint; go on with: "
+        "fedminimax run 'a cut' --resume"
+    )
+    assert not Path("a cut/final.safetensors").exists()
+    run("run", "a cut", "--resume", "--quiet")
+    run("run", *settings, "--folder", "whole", "--quiet")
+    assert final("a cut") == final("whole")
+
+
+@pytest.mark.parametrize("after", [1, 2, 5, 6])
+def test_ctrl_c_after_any_round_goes_on_to_the_same_bytes(home, run, monkeypatch, after):
+    run("run", "mine.toml", "--folder", "whole", "--quiet")
+    with monkeypatch.context() as patch:
+        pressed = lambda self, round: round == after and signal.raise_signal(signal.SIGINT)  # noqa: E731
+        patch.setattr(cli._Progress, "on_round", pressed)
+        handler = signal.getsignal(signal.SIGINT)
+        said = run("run", "mine.toml", "--folder", "cut", code=0 if after == 6 else 130)
+        assert signal.getsignal(signal.SIGINT) is handler
+    if after < 6:  # after the last round there is nothing to stop
+        assert f"interrupted after round {after}, of which there is a checkpoint" in said.err
+        run("run", "cut", "--resume", "--quiet")
+    assert final("cut") == final("whole")
+    cut, whole = records("cut"), records("whole")
+    for record in cut + whole:
+        del record["seconds"]
+    assert cut == whole
+
+
+def test_ctrl_c_twice_stops_at_once(home, run, monkeypatch):
+    run("run", "mine.toml", "--folder", "whole", "--quiet")
+
+    def pressed(self, round):
+        if round == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cli._Progress, "on_round", pressed)
+        said = run("run", "mine.toml", "--folder", "cut", code=130)
+    assert said.err.splitlines()[-1] == "fedminimax: interrupted; a run goes on with --resume"
+    assert [path.name for path in Path("cut/checkpoints").iterdir()] == [
+        "round-0000002.safetensors"
+    ]
+    run("run", "cut", "--resume", "--quiet")
+    assert final("cut") == final("whole")
+
+
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_goes_on_to_the_same_bytes(home):
     """The experiment as it stands in the repository."""

@@ -41,6 +41,7 @@ from fedminimax.blocks.projections import ball, nonnegative, simplex
 from fedminimax.blocks.schedules import Constant, InverseRoot, Stagewise, StepDecay
 from fedminimax.data.clients import Clients
 from fedminimax.engine.simulate import Run, simulate
+from fedminimax.estimator import FederatedClassifier
 from fedminimax.experiment import load, resume
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.compositional_auc import CompositionalAUC
@@ -100,6 +101,7 @@ __all__ = [
     "FedProx",
     "FedSGDAM",
     "FedSGDAPlus",
+    "FederatedClassifier",
     "GroupDRO",
     "ImageGAN",
     "InverseRoot",

@@ -7,10 +7,13 @@ import csv
 import inspect
 import io
 import json
+import shlex
+import signal
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,7 @@ from fedminimax.data.sources import Source, look, verify
 from fedminimax.data.tables import read_table
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.simulate import Run
-from fedminimax.engine.trainer import succeeded
+from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.engine.work import ClientError
 from fedminimax.experiment import (
     build,
@@ -86,6 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, ClientError) as error:
         print(f"fedminimax: {error}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(f"fedminimax: {stopped}", file=sys.stderr)
+        return 130
     except KeyboardInterrupt:
         print("fedminimax: interrupted; a run goes on with --resume", file=sys.stderr)
         return 130
@@ -194,8 +200,8 @@ def _run(options: argparse.Namespace) -> int:
                 "be changed: leave it out, or start a new run"
             )
         folder = _to_resume(options)
-        with show.begun(experiment_of(folder)):
-            run = resume(folder, **show.callbacks)
+        with _stoppable(folder) as asked, show.begun(experiment_of(folder)):
+            run = resume(folder, **show.callbacks, interrupted=asked)
     else:
         if "methods" in read_toml(options.config):
             raise ConfigError(
@@ -206,10 +212,41 @@ def _run(options: argparse.Namespace) -> int:
         for note in [] if quiet else built.notes:
             print(f"note: {note}")
         folder = options.folder or numbered(RUNS, options.config.stem)
-        with show.begun(experiment):
-            run = run_experiment(experiment, folder, built=built, **show.callbacks)
+        with _stoppable(folder) as asked, show.begun(experiment):
+            calls = {**show.callbacks, "interrupted": asked}
+            run = run_experiment(experiment, folder, built=built, **calls)
     _tell(run, folder, options)
     return 0 if succeeded(run.outcome) else 1
+
+
+class Stopped(KeyboardInterrupt):
+    """A run that Ctrl-C ended between two rounds: where it stands, and how it goes on."""
+
+
+@contextmanager
+def _stoppable(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: the first time the round is finished, the second time not."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("finishing the round; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    # Only a program's main thread is told of signals.
+    heard = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, ask) if heard else None
+    try:
+        yield lambda: asked
+    except Interrupted as error:
+        raise Stopped(
+            f"{error}, of which there is a checkpoint; go on with: fedminimax run "
+            f"{shlex.quote(str(folder))} --resume"
+        ) from None
+    finally:
+        if heard:
+            signal.signal(signal.SIGINT, before)
 
 
 def _to_resume(options: argparse.Namespace) -> Path:

@@ -99,14 +99,14 @@ class Experiment:
         parts: Table = {}
         for section, choices in CHOICES.items():
             if section in table:
-                parts[section] = _part(section, table[section], choices)
+                parts[section] = part_of(section, table[section])
             elif section != "model":
                 raise ConfigError(
                     f'there is no section [{section}]; add one with name = "...", one of: '
                     + ", ".join(choices)
                 )
         for section, kind in FIXED.items():
-            parts[section] = kind(**_options(kind, table.get(section, {}), f"[{section}]"))
+            parts[section] = kind(**options_for(kind, table.get(section, {}), f"[{section}]"))
         return Experiment(**parts)
 
     @staticmethod
@@ -217,19 +217,22 @@ def options_of(kind: Any, section: str) -> dict[str, str]:
     }
 
 
-def _part(section: str, values: Table, choices: dict[str, Any]) -> Part:
+def part_of(section: str, values: Table, where: str = "") -> Part:
+    """The part that a table describes; `where` is what its owner calls it."""
+    where, choices = where or f"[{section}]", CHOICES[section]
     if "name" not in values:
         raise ConfigError(
-            f'section [{section}] has no name; add name = "...", one of: {", ".join(choices)}'
+            f'section {where} has no name; add name = "...", one of: {", ".join(choices)}'
         )
     name = values["name"]
     if str(name) not in choices:
-        raise ConfigError(f"[{section}] name is {name!r}; {suggest(str(name), choices)}")
+        raise ConfigError(f"{where} name is {name!r}; {suggest(str(name), choices)}")
     rest = {key: value for key, value in values.items() if key != "name"}
-    return Part(name, _options(choices[name], rest, f"[{section}]", section))
+    return Part(name, options_for(choices[name], rest, where, section))
 
 
-def _options(kind: Any, values: Table, where: str, section: str = "") -> Table:
+def options_for(kind: Any, values: Table, where: str, section: str = "") -> Table:
+    """Options as the types that a class asks for, or a sentence that begins with `where`."""
     parameters = _parameters(kind)
     accepted = _keys(kind, section)
     for key in values:
@@ -314,7 +317,7 @@ def _schedule(value: Any, where: str) -> Schedule:
     if str(kind) not in SCHEDULES:
         raise ConfigError(f"{where} kind is {kind!r}; {suggest(str(kind), SCHEDULES)}")
     options = {k: v for k, v in value.items() if k != "kind"}
-    return SCHEDULES[kind](**_options(SCHEDULES[kind], options, where))
+    return SCHEDULES[kind](**options_for(SCHEDULES[kind], options, where))
 
 
 def _owner(table: Table, key: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +13,7 @@ import torch
 
 from fedminimax.config import CHOICES, ConfigError, Experiment, read_toml, write_toml
 from fedminimax.data.clients import Clients
+from fedminimax.data.folder import Reading
 from fedminimax.data.prepare import Split, auxiliary, prepare
 from fedminimax.data.sites import Schema
 from fedminimax.data.statistics import Standardiser
@@ -50,7 +53,11 @@ class Read(NamedTuple):
 
 
 def build(experiment: Experiment) -> Built:
-    found = read(experiment)
+    return assemble(experiment, read(experiment), experiment.make("method"))
+
+
+def assemble(experiment: Experiment, found: Read, algorithm: Algorithm) -> Built:
+    """The objects of an experiment whose data are at hand."""
     supplied = {**found.supplied, "sites": len(found.rows["train"])}
     problem = make_problem(experiment, supplied)
     rows = found.rows
@@ -59,7 +66,7 @@ def build(experiment: Experiment) -> Built:
     own = auxiliary(rows["train"], experiment.split.auxiliary)
     clients = Clients(**rows, names=found.names, auxiliary=own, **_batches(experiment))
     about = {"supplied": supplied, **found.about}
-    return Built(problem, experiment.make("method"), clients, about, found.notes)
+    return Built(problem, algorithm, clients, about, found.notes)
 
 
 def read(experiment: Experiment) -> Read:
@@ -76,17 +83,22 @@ def read(experiment: Experiment) -> Read:
                 rows[split] = held
         facts = {name: getattr(data, name) for name in FACTS if hasattr(data, name)}
         return Read(rows, facts, {}, None, list(getattr(data, "notes", [])))
-    prepared = prepare(data.read(), experiment.split)
+    return read_tables(data.read(), experiment.split)
+
+
+def read_tables(reading: Reading, split: Split) -> Read:
+    prepared = prepare(reading, split)
     facts = {"features": len(prepared.standardiser.columns), "classes": prepared.schema.count}
     return Read(prepared.rows, facts, prepared.about(), prepared.names, prepared.notes)
 
 
 def make_problem(experiment: Experiment, supplied: dict[str, Any]) -> Problem:
-    """The problem; where it has networks, the model makes them for the data's inputs."""
+    """The problem; where it has networks, the model makes them for the data's inputs, unless a
+    module is supplied."""
     kind = CHOICES["problem"][experiment.problem.name]
     if "features" in supplied:
         supplied = {**supplied, "shape": (supplied["features"],)}
-    if issubclass(kind, NetworkProblem) and "shape" in supplied:
+    if issubclass(kind, NetworkProblem) and "shape" in supplied and "module" not in supplied:
         outputs = kind.outputs_for(supplied.get("classes", 2))
         supplied = supplied | make_networks(experiment, tuple(supplied["shape"]), outputs)
     return experiment.make("problem", **supplied)
@@ -94,10 +106,18 @@ def make_problem(experiment: Experiment, supplied: dict[str, Any]) -> Problem:
 
 def make_networks(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> dict[str, Any]:
     """The model with its first weights, which depend on the run's seed and on nothing else."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(experiment.run.seed, "model"))
+    with first_weights(experiment.run.seed):
         made = experiment.make("model").build(shape, outputs)
     return made._asdict() if isinstance(made, Players) else {"module": made}
+
+
+@contextmanager
+def first_weights(seed: int) -> Iterator[None]:
+    """A module that is made here has the weights of this seed; torch's own chance stays as it
+    was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(seed, "model"))
+        yield
 
 
 def run_experiment(

@@ -68,6 +68,7 @@ def simulate(
     resume: bool = False,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_round: Callable[[int], None] | None = None,
+    interrupted: Callable[[], bool] | None = None,
 ) -> Run:
     """Runs `algorithm` on `problem` across `clients` for `rounds` rounds.
 
@@ -88,6 +89,8 @@ def simulate(
     - measures: optimality measures (metrics/optimality.py) to log with each evaluation, computed on
       all training rows.
     - on_record, on_round: called with each record, and after each round.
+    - interrupted: asked after each round; once it is true, a checkpoint is written to the folder
+      and Interrupted, a KeyboardInterrupt, raised.
     """
     _check_kinds(problem, algorithm, clients)
     cohort = len(clients) if cohort is None else cohort
@@ -115,7 +118,7 @@ def simulate(
         raise ValueError(f"there is no folder {place.path} to resume from: leave resume out")
     every = checkpoint_every or evaluate_every
     looks = (evaluate_every, every, stop_early, target, tuple(measures))
-    plan = Plan(rounds, *looks, on_record, on_round)
+    plan = Plan(rounds, *looks, on_record, on_round, interrupted)
     trainer = Trainer(federation, plan, place, _identity(federation, point))
     server = federation.algorithm.init_server(problem, point)
     state = State(0, 0, server, ask.cost)

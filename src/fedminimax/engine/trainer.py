@@ -31,6 +31,14 @@ def succeeded(outcome: str) -> bool:
     return outcome == FINISHED or outcome.startswith((STOPPED, REACHED))
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that was asked to stop, between two rounds; its folder has a checkpoint of the last."""
+
+    def __init__(self, round: int):
+        super().__init__(f"interrupted after round {round}")
+        self.round = round
+
+
 @dataclass(frozen=True)
 class Plan:
     """How long a run is, and how often it is looked at."""
@@ -43,6 +51,7 @@ class Plan:
     measures: tuple[str, ...] = ()
     on_record: Callable[[dict[str, Any]], None] | None = None
     on_round: Callable[[int], None] | None = None
+    interrupted: Callable[[], bool] | None = None  # asked after each round
 
 
 class Best(NamedTuple):
@@ -121,8 +130,12 @@ class Trainer:
                 except NonFiniteError as found:
                     self.outcome = f"no evaluation was possible at round {done}: {found}"
             stops = done == plan.rounds or self.outcome != FINISHED
-            if self.folder is not None and (done % plan.checkpoint_every == 0 or stops):
+            leaves_off = not stops and plan.interrupted is not None and plan.interrupted()
+            due = done % plan.checkpoint_every == 0 or stops or leaves_off
+            if self.folder is not None and due:
                 self.folder.save_checkpoint(done, self._tensors(), self._about())
+            if leaves_off:
+                raise Interrupted(done)
 
     def _evaluates(self, done: int) -> bool:
         return done % self.plan.evaluate_every == 0 or done == self.plan.rounds

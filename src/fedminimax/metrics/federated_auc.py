@@ -30,7 +30,7 @@ and so do many evaluations of the same rows.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -76,17 +76,8 @@ def federated_auc(
         >>> federated_auc(ask).auc
         0.75
     """
-    if exchanges < 1:
-        raise ValueError(
-            f"exchanges is {exchanges}; expected at least 1: nothing is known without a histogram."
-        )
-    edges, used, withheld = first_edges(bins), np.empty(0), (0, 0)
     results: list[FederatedAUC] = []
-    for exchange in range(1, exchanges + 1):
-        if least > 1:
-            edges, withheld = _agreed(edges, ask("supported", edges, used))
-        counts = _whole(ask("histogram", edges), edges)
-        used = np.union1d(used, edges)
+    for edges, counts, withheld in histograms(ask, bins, exchanges, least):
         negatives, positives = (int(total) for total in counts.sum(axis=1))
         value, bound = auc_from_counts(counts, edges) or (None, None)
         results.append(
@@ -94,7 +85,7 @@ def federated_auc(
                 value,
                 bound,
                 edges.size + 1,
-                exchange,
+                len(results) + 1,
                 positives,
                 negatives,
                 withheld[1],
@@ -103,9 +94,36 @@ def federated_auc(
         )
         if bound is None or bound <= target:
             break
-        edges = refine(edges, counts, bins)
     best = min(results, key=lambda result: result.bound or 0.0)
     return best._replace(exchanges=len(results))
+
+
+class Histogram(NamedTuple):
+    """The clients' scores, counted; `withheld` counts clients with too few (negatives, positives)
+    to report any."""
+
+    edges: Floats
+    counts: Floats  # (2, bins), negatives first
+    withheld: tuple[int, int]
+
+
+def histograms(
+    ask: Ask, bins: int = 4096, exchanges: int = 2, least: int = 0
+) -> Iterator[Histogram]:
+    """The histograms of `federated_auc`, each finer than the one before where classes meet."""
+    if exchanges < 1:
+        raise ValueError(
+            f"exchanges is {exchanges}; expected at least 1: nothing is known without a histogram."
+        )
+    edges, used, withheld = first_edges(bins), np.empty(0), (0, 0)
+    for exchange in range(1, exchanges + 1):
+        if least > 1:
+            edges, withheld = _agreed(edges, ask("supported", edges, used))
+        counts = _whole(ask("histogram", edges), edges)
+        used = np.union1d(used, edges)
+        yield Histogram(edges, counts, withheld)
+        if exchange < exchanges:
+            edges = refine(edges, counts, bins)
 
 
 # The client's side: pure functions of its own rows and of what the server sent.
