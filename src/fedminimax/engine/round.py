@@ -4,6 +4,7 @@ aggregate."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,14 @@ class Federation:
         sampler = Sampler(clients, problem.depth, seed)
         return Federation(problem, algorithm, clients, weights, sampler, first, seed, cohort)
 
+    @cached_property
+    def everyone(self) -> np.ndarray:
+        return np.arange(len(self.clients))
+
     def draw_cohort(self, server: Any, round: int, phase: int) -> np.ndarray:
+        draws_itself = type(self.algorithm).draw_cohort is not Algorithm.draw_cohort
+        if self.cohort == len(self.clients) and not draws_itself:
+            return self.everyone
         drawing = key(self.seed, "cohort", round, phase)
         uniform = words(drawing, np.arange(self.cohort)) / 2**32
         own = self.algorithm.draw_cohort(server, phase, uniform)
@@ -135,7 +143,7 @@ def play_round(
         if phase.cohort == "redraw":
             cohort, kept = federation.draw_cohort(server, state.round, number), None
         elif phase.cohort == "all":
-            cohort, kept = np.arange(len(federation.clients)), None
+            cohort, kept = federation.everyone, None
         elif phase.cohort == "auxiliary":
             cohort, kept = np.array([federation.clients.auxiliary]), None
         if phase.draw == "fresh":

@@ -48,11 +48,11 @@ class Work:
     def down(self) -> Any:
         return self.phase.broadcast(self.server, self.clock)
 
-    @property
+    @cached_property
     def most_steps(self) -> int:
         return int(self.steps.max())
 
-    @property
+    @cached_property
     def unequal(self) -> bool:
         """Do some clients take fewer steps than others?"""
         return int(self.steps.min()) < self.most_steps
