@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -39,6 +40,7 @@ from fedminimax.data.download import fetch
 from fedminimax.data.sources import Source, look, verify
 from fedminimax.data.tables import read_table
 from fedminimax.engine.checkpoint import CheckpointError
+from fedminimax.engine.profile import Profile
 from fedminimax.engine.simulate import Run
 from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.engine.work import ClientError
@@ -65,6 +67,7 @@ from fedminimax.report.tables import (
     list_table,
     number_text,
     options_table,
+    profile_table,
     ranked,
 )
 from fedminimax.report.traits import traits_table
@@ -126,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
     command.add_argument("--json", action="store_true", help="print the result as one JSON line")
+    command.add_argument("--profile", action="store_true", help="also print where the time went")
     command.set_defaults(command=_run)
 
     command = commands.add_parser(
@@ -192,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     quiet = options.quiet or options.json
-    show = _Progress(quiet)
+    show, profile = _Progress(quiet), Profile() if options.profile else None
     if options.resume:
         if options.changes:
             raise ValueError(
@@ -201,7 +205,7 @@ def _run(options: argparse.Namespace) -> int:
             )
         folder = _to_resume(options)
         with _stoppable(folder) as asked, show.begun(experiment_of(folder)):
-            run = resume(folder, **show.callbacks, interrupted=asked)
+            run = resume(folder, **show.callbacks, interrupted=asked, profile=profile)
     else:
         if "methods" in read_toml(options.config):
             raise ConfigError(
@@ -213,9 +217,13 @@ def _run(options: argparse.Namespace) -> int:
             print(f"note: {note}")
         folder = options.folder or numbered(RUNS, options.config.stem)
         with _stoppable(folder) as asked, show.begun(experiment):
-            calls = {**show.callbacks, "interrupted": asked}
+            calls = {**show.callbacks, "interrupted": asked, "profile": profile}
             run = run_experiment(experiment, folder, built=built, **calls)
     _tell(run, folder, options)
+    if profile is not None:
+        # What --json promises is one line on the standard output.
+        out = Console(stderr=True) if options.json else console()
+        out.print(profile_table(profile, run.rounds))
     return 0 if succeeded(run.outcome) else 1
 
 

@@ -204,7 +204,9 @@ class Sampler:
         if block is None or not np.array_equal(block.cohort, cohort):
             block = Block(cohort.copy(), iteration, self._index(cohort, iteration, steps))
         elif not block.holds(iteration, steps):
-            more = max(steps, MOST_AHEAD // max(block.index[:1].size, 1))
+            # Twice as many each time: a short run draws little that it does not use.
+            most = MOST_AHEAD // max(block.index[:1].size, 1)
+            more = max(steps, min(2 * len(block.index), most))
             block = Block(block.cohort, iteration, self._index(cohort, iteration, more))
         self._block = block
         return block.index[iteration - block.first :][:steps]

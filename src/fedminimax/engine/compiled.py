@@ -108,8 +108,10 @@ class Compiled(Executor):
                 key = _kind(work, span, given)
                 graph = self._graphs.get(key)
                 if graph is None:
-                    graph = self._graphs[key] = self._made(work, span, inputs, key)
-                state = rebuilt(graph.form, graph.call([*given, *graph.rates]))
+                    with self.part("compiling"):
+                        graph = self._graphs[key] = self._made(work, span, inputs, key)
+                with self.part("compiled: local steps, averaging, server step"):
+                    state = rebuilt(graph.form, graph.call([*given, *graph.rates]))
         ended: Ended = state
         bad = None
         if not bool(ended.finite):

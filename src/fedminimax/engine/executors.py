@@ -75,18 +75,23 @@ class Auto(Executor):
     def _choose(self, work: Work) -> None:
         if self._timed or not work.most_steps:
             return
+        with self.part("choosing the executor"):
+            self._chosen, self._timed = self._best(work), True
+        self._chosen.part = self.part
+
+    def _best(self, work: Work) -> Executor:
         name, threads, seconds = fastest(work)
-        self._chosen, self._timed = make(name, threads), True
+        plain = make(name, threads)
         seconds *= work.most_steps
         if name != Vectorised.name or self._rounds * seconds < WORTH_A_TRACE:
-            return
+            return plain
         lack = missing_compiler()
         if lack is not None:
             warnings.warn(lack, stacklevel=2)
-            return
+            return plain
         compiled = Compiled(threads)
-        if worth_compiling(compiled.operations(work), seconds, self._rounds):
-            self._chosen = compiled
+        pays = worth_compiling(compiled.operations(work), seconds, self._rounds)
+        return compiled if pays else plain
 
 
 def worth_compiling(operations: int, seconds: float, rounds: int) -> bool:

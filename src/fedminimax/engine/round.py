@@ -153,7 +153,8 @@ def play_round(
         kept = store.load(cohort) if kept is None else kept
         last = number == len(phases) - 1
         leave = kept_type(algorithm.keep if last else algorithm.keep + algorithm.carry)
-        draws = federation.draws(phase, cohort, iteration, int(steps.max()))
+        with executor.part("data"):
+            draws = federation.draws(phase, cohort, iteration, int(steps.max()))
         weights = federation.weights_of(phase, cohort)
         work = Work(
             federation.problem, phase, server, kept, leave, draws, clock, cohort, steps, weights

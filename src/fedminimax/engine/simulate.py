@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedminimax.data.clients import Clients
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.profile import Profile
 from fedminimax.engine.round import Federation, State
 from fedminimax.engine.trainer import Best, Plan, Trainer
 from fedminimax.metrics.optimality import check_names
@@ -69,6 +70,7 @@ def simulate(
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_round: Callable[[int], None] | None = None,
     interrupted: Callable[[], bool] | None = None,
+    profile: Profile | None = None,
 ) -> Run:
     """Runs `algorithm` on `problem` across `clients` for `rounds` rounds.
 
@@ -91,6 +93,7 @@ def simulate(
     - on_record, on_round: called with each record, and after each round.
     - interrupted: asked after each round; once it is true, a checkpoint is written to the folder
       and Interrupted, a KeyboardInterrupt, raised.
+    - profile: told where the time goes.
     """
     _check_kinds(problem, algorithm, clients)
     cohort = len(clients) if cohort is None else cohort
@@ -118,7 +121,7 @@ def simulate(
         raise ValueError(f"there is no folder {place.path} to resume from: leave resume out")
     every = checkpoint_every or evaluate_every
     looks = (evaluate_every, every, stop_early, target, tuple(measures))
-    plan = Plan(rounds, *looks, on_record, on_round, interrupted)
+    plan = Plan(rounds, *looks, on_record, on_round, interrupted, profile)
     trainer = Trainer(federation, plan, place, _identity(federation, point))
     server = federation.algorithm.init_server(problem, point)
     state = State(0, 0, server, ask.cost)

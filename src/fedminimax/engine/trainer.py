@@ -15,6 +15,7 @@ from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.folder import RunFolder, environment
+from fedminimax.engine.profile import Profile, untimed
 from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.store import Store
 from fedminimax.engine.trees import grown, leaves
@@ -52,6 +53,7 @@ class Plan:
     on_record: Callable[[dict[str, Any]], None] | None = None
     on_round: Callable[[int], None] | None = None
     interrupted: Callable[[], bool] | None = None  # asked after each round
+    profile: Profile | None = None
 
 
 class Best(NamedTuple):
@@ -78,6 +80,7 @@ class Trainer:
         self.drift: Drift | None = None  # of the round just played
         self.waited = 0  # evaluations since the best one
         self.outcome = FINISHED
+        self.part = untimed if plan.profile is None else plan.profile.part
 
     @property
     def point(self) -> Point:
@@ -99,6 +102,7 @@ class Trainer:
         self.executor = executors.make(
             chosen.get("executor", executor), chosen.get("threads", None), left
         )
+        self.executor.part = self.part
         self.recorded = bool(chosen) or self.folder is None
         if self.folder is not None and not chosen:
             self.folder.write_json("environment.json", environment())
@@ -107,7 +111,8 @@ class Trainer:
     def train(self) -> None:
         plan = self.plan
         if not self.history:
-            self._evaluate()
+            with self.part("evaluation"):
+                self._evaluate()
         chance = torch.random.get_rng_state()
         while self.state.round < plan.rounds and self.outcome == FINISHED:
             try:
@@ -126,14 +131,16 @@ class Trainer:
                 plan.on_round(done)
             if self._evaluates(done):
                 try:
-                    self._evaluate()
+                    with self.part("evaluation"):
+                        self._evaluate()
                 except NonFiniteError as found:
                     self.outcome = f"no evaluation was possible at round {done}: {found}"
             stops = done == plan.rounds or self.outcome != FINISHED
             leaves_off = not stops and plan.interrupted is not None and plan.interrupted()
             due = done % plan.checkpoint_every == 0 or stops or leaves_off
             if self.folder is not None and due:
-                self.folder.save_checkpoint(done, self._tensors(), self._about())
+                with self.part("checkpoint"):
+                    self.folder.save_checkpoint(done, self._tensors(), self._about())
             if leaves_off:
                 raise Interrupted(done)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.data.batches import Draws
+from fedminimax.engine.profile import untimed
 from fedminimax.engine.trees import leaves, tree_map
 from fedminimax.types import Clock, Draw, Phase, Problem
 
@@ -95,6 +97,7 @@ class Executor(ABC):
 
     name: str
     threads: int = 1
+    part: Callable[[str], AbstractContextManager[None]] = staticmethod(untimed)
 
     @abstractmethod
     def run(self, work: Work) -> Result:
@@ -102,9 +105,12 @@ class Executor(ABC):
 
     def exchange(self, work: Work) -> Exchanged:
         """A whole phase: the clients' part, the mean, and what the server makes of it."""
-        up, kept = self.run(work)
-        average = mean(up, work.weights)
-        new = work.phase.aggregate(work.problem, work.server, average, work.clock)
+        with self.part("local steps"):
+            up, kept = self.run(work)
+        with self.part("averaging"):
+            average = mean(up, work.weights)
+        with self.part("server step"):
+            new = work.phase.aggregate(work.problem, work.server, average, work.clock)
         down = bytes_of(work.down) * len(work.cohort)
         return Exchanged(new, kept, bytes_of(up), down, bad_field(average, new, kept))
 

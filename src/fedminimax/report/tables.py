@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedminimax.config import CHOICES, described, options_of
+from fedminimax.engine.profile import Profile
 from fedminimax.engine.simulate import Run
 
 
@@ -54,6 +55,22 @@ def options_table(section: str, name: str) -> Table:
     table.add_column("default")
     for key, default in options_of(CHOICES[section][name], section).items():
         table.add_row(key, default)
+    return table
+
+
+def profile_table(profile: Profile, rounds: int) -> Table:
+    """Where the time of a run went, the longest part first."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("where the time went")
+    for heading in ("seconds", "share", "times", "ms each", "ms per round"):
+        table.add_column(heading, justify="right")
+    parts = profile.parts()
+    whole = sum(seconds for _, seconds in parts.values())
+    for name, (times, seconds) in sorted(parts.items(), key=lambda item: -item[1][1]):
+        each = "" if name == "other" else f"{1e3 * seconds / times:.3g}"
+        share, per = f"{seconds / whole:.1%}", f"{1e3 * seconds / max(rounds, 1):.3g}"
+        counted = "" if name == "other" else str(times)
+        table.add_row(name, f"{seconds:.2f}", share, counted, each, per)
     return table
 
 
