@@ -51,6 +51,7 @@ def one_round() -> Table:
 
     timed = {
         "draw the batches of 4 steps": _median(lambda i: sampler.draw(cohort, STEPS * i, STEPS)),
+        "a round, compiled": _median(played("compiled"), 20),
         "a round, vectorised": _median(played("vectorised"), 10),
         "a round, client by client": _median(played("debug"), 3),
     }
