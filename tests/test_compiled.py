@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA
+from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.fess_gda import FESSGDA
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.blocks.schedules import StepDecay
@@ -51,6 +52,7 @@ class AsTraced:
 @pytest.fixture(autouse=True)
 def nothing_made_before(monkeypatch):
     monkeypatch.setattr(compiled, "_MADE", {})
+    monkeypatch.setattr(compiled, "_TRACED", {})
 
 
 def played(federation, state, store, executor: Executor, rounds: int = ROUNDS) -> Any:
@@ -124,6 +126,32 @@ def test_runs_that_differ_in_rates_share_their_graph():
         same(row, Compiled(compiler=compiler))
         ends.append(outcome(row, Compiled(compiler=compiler))[0].x)
     assert compiler.made == 1
+    assert not torch.equal(*ends)
+
+
+def test_runs_that_differ_in_rates_and_seeds_are_traced_once(monkeypatch):
+    traced = []
+    plain = compiled.trace
+    monkeypatch.setattr(compiled, "trace", lambda *a: traced.append(1) or plain(*a))
+    compiler = AsTraced()
+    for rate in (0.1, 0.01):
+        row = Row("", FESSGDA(rate, 0.05, local_steps=2), lambda: Quadratic(3), noisy_by_size)
+        same(row, Compiled(compiler=compiler))
+    assert len(traced) == 1
+    other = FESSGDA(0.01, 0.05, local_steps=2, dual_proximal=0.3)  # another way, not another rate
+    same(Row("", other, lambda: Quadratic(3), noisy_by_size), Compiled(compiler=compiler))
+    assert len(traced) == 3  # once in vain, with the rates as inputs
+    same(Row("", other, lambda: Quadratic(3), noisy_by_size), Compiled(compiler=compiler))
+    assert len(traced) == 3
+
+
+def test_a_problem_that_holds_a_function_is_traced_in_each_run(monkeypatch):
+    clients = Clients([(torch.ones(4, 1),)] * 3, batch_size=2)
+    ends = []
+    for goal in (1.0, 3.0):
+        problem = Minimax(lambda x, y, b, goal=goal: ((x - goal) ** 2).sum(), torch.zeros(2))
+        given = federation_of(problem, FedAvg(0.1), clients)
+        ends.append(played(*given, Compiled(compiler=AsTraced()), 1).server.x)
     assert not torch.equal(*ends)
 
 

@@ -27,6 +27,7 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedminimax.blocks.schedules import Schedule
 from fedminimax.data.batches import Source
 from fedminimax.engine.trees import flat, rebuilt
 from fedminimax.engine.vectorised import Span, Vectorised, spans, walk
@@ -135,13 +136,23 @@ class Compiled(Executor):
         return Graph(call, *traced[1:], work.phase)
 
     def _trace(self, work: Work, span: Span, inputs: Inputs) -> Traced:
+        """The span's graph, perhaps as another run in this process has traced it."""
+        rates = _rates(work.phase)
+        for given in (rates, ()):
+            key = _known(work, span, flat(inputs), bool(given))
+            if key is not None and key in _TRACED:
+                return _TRACED[key]._replace(rates=given)
         try:
-            return trace(work, span, inputs._replace(rates=_rates(work.phase)))
+            traced = trace(work, span, inputs._replace(rates=rates))
         except Exception:
             # A rate that decides which way the method goes must stay a number; and if that was not
             # the reason, the clients' own work says where the fault is.
             self._eager.run(work)
-            return trace(work, span, inputs)
+            traced = trace(work, span, inputs)
+        key = _known(work, span, flat(inputs), bool(traced.rates))
+        if key is not None:
+            _bounded(_TRACED, key, traced)
+        return traced
 
 
 class Traced(NamedTuple):
@@ -184,8 +195,15 @@ def _finite(*values: Any) -> Tensor:
     return torch.stack([torch.isfinite(v).all() for v in checked]).all()
 
 
+_TRACED: dict[tuple, Traced] = {}
 _MADE: dict[tuple, Callable] = {}
-MOST_MADE = 100
+MOST_HELD = 100  # graphs of either kind, in a process
+
+
+def _bounded(held: dict, key: tuple, value: Any) -> None:
+    if len(held) >= MOST_HELD:
+        del held[next(iter(held))]
+    held[key] = value
 
 
 def compiled(module: GraphModule, given: list[Tensor], compiler: Compiler) -> Callable:
@@ -194,13 +212,10 @@ def compiled(module: GraphModule, given: list[Tensor], compiler: Compiler) -> Ca
     digest.update(repr([(v.shape, v.stride(), v.dtype) for v in given]).encode())
     for name, value in sorted(vars(module).items()):
         if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().contiguous().numpy().tobytes())
+            digest.update(f"{name} {_plain(value)}".encode())
     key = (digest.hexdigest(), compiler, torch.get_num_threads())
     if key not in _MADE:
-        if len(_MADE) == MOST_MADE:
-            del _MADE[next(iter(_MADE))]
-        _MADE[key] = compiler(module, given)
+        _bounded(_MADE, key, compiler(module, given))
     return _MADE[key]
 
 
@@ -231,6 +246,43 @@ def missing_compiler() -> str | None:
             "install g++ or clang"
         )
     return None
+
+
+class _NotPlainError(Exception):
+    pass
+
+
+def _known(work: Work, span: Span, given: list[Tensor], lifted: bool) -> tuple | None:
+    """Equal for spans of different runs that trace alike; None where that cannot be told: a problem
+    may hold functions or a network."""
+    owner = _owners(work.phase)
+    if not owner:
+        return None
+    try:
+        problem = tuple((name, _plain(value)) for name, value in sorted(vars(work.problem).items()))
+        numbers = dict(_numbers(owner[0])) if lifted else {}
+        values = [(field.name, getattr(owner[0], field.name)) for field in fields(owner[0])]
+        method = tuple((name, "" if name in numbers else _plain(v)) for name, v in values)
+    except _NotPlainError:
+        return None
+    hooks = tuple(getattr(work.phase, name).__func__ for name in HOOKS)
+    shapes = tuple((v.shape, v.dtype) for v in given)
+    kinds = (type(work.problem), type(owner[0]), type(work.server), type(work.kept))
+    return (kinds, problem, method, lifted, hooks, work.leave, span[1:], work.unequal, shapes)
+
+
+def _plain(value: Any) -> Hashable:
+    """The value, or what stands for it, if it is nothing but data."""
+    if isinstance(value, Tensor):
+        content = hashlib.blake2s(value.detach().contiguous().numpy().tobytes()).hexdigest()
+        return str(value.dtype), tuple(value.shape), content
+    if isinstance(value, Schedule):
+        return type(value), *(_plain(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, tuple | list):
+        return type(value), *map(_plain, value)
+    if isinstance(value, str | int | float | NoneType):
+        return type(value), value
+    raise _NotPlainError
 
 
 def _kind(work: Work, span: Span, given: list[Tensor]) -> tuple:
