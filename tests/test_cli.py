@@ -933,9 +933,8 @@ def test_a_run_killed_again_and_again_goes_on_to_the_same_bytes(home):
 def test_a_profile_says_where_the_time_went(tmp_path, capsys):
     config = ROOT / "experiments" / "quadratic_codasca.toml"
     options = ["run.rounds=4", "run.evaluate_every=2", "run.executor=vectorised", "--quiet"]
-    assert (
-        cli.main(["run", str(config), *options, "--folder", str(tmp_path / "a"), "--profile"]) == 0
-    )
+    run = ["run", str(config), *options, "--folder"]
+    assert cli.main([*run, str(tmp_path / "a"), "--profile"]) == 0
     lines = capsys.readouterr().out.splitlines()
     table = {line[2:50].split("  ")[0]: line.split() for line in lines if "%" in line}
     parts = {"local steps", "data", "averaging", "server step", "evaluation", "checkpoint", "other"}
@@ -943,5 +942,5 @@ def test_a_profile_says_where_the_time_went(tmp_path, capsys):
     assert sum(float(cells[-1]) > 0 for cells in table.values()) == len(parts)
     assert table["evaluation"][-3] == "3"
     assert table["local steps"][-3] == "4"
-    assert cli.main(["run", str(config), *options, "--folder", str(tmp_path / "b")]) == 0
+    assert cli.main([*run, str(tmp_path / "b")]) == 0
     assert "where the time went" not in capsys.readouterr().out
