@@ -153,6 +153,14 @@ def test_tuning_may_be_shorter_than_what_is_reported(file, tmp_path):
     assert tuned.rounds == 3
 
 
+def test_tuning_may_take_several_seeds(file, tmp_path):
+    file.write_text(FILE.replace("[compare]\n", "[compare]\ntuning_repeats = 2\n"))
+    lines = compare(file, tmp_path / "runs", workers=1)[1]
+    tuned = {p.name for p in (tmp_path / "runs").glob("corrected_spread=5*seed=[23]")}
+    assert tuned == {f"corrected_spread=5_lr={lr}_seed={s}" for lr in (0.001, 0.05) for s in (2, 3)}
+    assert {line.chosen for line in lines if line.label == "corrected"} == {(("method.lr", 0.05),)}
+
+
 def test_what_is_done_is_not_done_again(file, tmp_path):
     first = compare(file, tmp_path / "runs", workers=1)[1]
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("final.safetensors")}
@@ -209,6 +217,7 @@ def test_the_command_writes_the_table_it_prints(file, tmp_path, capsys):
         (FILE.replace("repeats = 2", "repeats = 0"), "repeats is 0; give a whole number"),
         (FILE.replace("repeats = 2", "repeats = 2.5"), "repeats is 2.5; give a whole number"),
         (FILE + "tuning_rounds = 0", "tuning_rounds is 0; give a whole number"),
+        (FILE + "tuning_repeats = 0", "tuning_repeats is 0; give a whole number"),
         (FILE.replace("below = 0.5", 'below = "low"'), "below is 'low'; give a number"),
         (FILE.replace("below = 0.5", "above = true"), "above is True; give a number"),
         (FILE + "above = 1", "both below and above; leave out one"),

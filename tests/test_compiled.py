@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.fess_gda import FESSGDA
 from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.blocks.schedules import StepDecay
 from fedminimax.data.clients import Clients
 from fedminimax.engine import compiled, executors
@@ -27,10 +29,12 @@ from fedminimax.engine.simulate import simulate
 from fedminimax.engine.trees import flat
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.engine.work import ClientError, Executor
+from fedminimax.metrics.optimality import Drift
 from fedminimax.problems.auc import AUC
+from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.functions import Minimax
 from fedminimax.problems.quadratic import Quadratic
-from fedminimax.types import NonFiniteError
+from fedminimax.types import NonFiniteError, Point, Problem
 
 ROUNDS = 5  # at least two of each kind in the rows whose stages have two rounds
 NEAR = [row for row in ROWS if row.distance is None]
@@ -275,3 +279,135 @@ def test_auto_knows_how_long_the_run_is(rounds, expected, monkeypatch):
     federation, state, store = federation_of(problem, LocalSGDA(0.05, 0.05), noisy_by_size())
     play_round(federation, state, store, executor)
     assert executor.name == expected
+
+
+# Graphs are shared only where they are the same.
+
+
+class Step(NamedTuple):
+    x: Tensor
+    y: Tensor
+    number: Tensor
+
+
+@dataclass(frozen=True)
+class Stepping(FedAvg):
+    """Descent whose server has a third field, which `after` sets."""
+
+    partial: ClassVar[bool] = True
+
+    def init_server(self, problem, start):
+        return Step(start.x, start.y, self.first(start))
+
+    def first(self, start):
+        return start.x
+
+    def aggregate(self, problem, server, mean, clock):
+        return Step(*self.after(server, mean))
+
+
+class SameTwice(Stepping):
+    """Two fields are one tensor when the run begins, and two later."""
+
+    def after(self, server, mean):
+        return 0.5 * mean.x + 0.5 * server.number, mean.y, server.x
+
+
+class Counted(Stepping):
+    """A number of its own, moved by a rate."""
+
+    def first(self, start):
+        return start.x.new_zeros(())
+
+    def after(self, server, mean):
+        number = (1 - self.lr) * server.number + self.lr * mean.x.norm()
+        return mean.x / (1 + number), mean.y, number
+
+
+class Taken(Stepping):
+    """Takes a Python number out of a tensor, which no graph can hold."""
+
+    def after(self, server, mean):
+        return mean.x / (1 + float(mean.x.norm())), mean.y, server.number
+
+
+class Turning(Stepping):
+    """Hooks that are made for each round, with what they need as a default."""
+
+    def phases(self, round):
+        factor = (0.1, -0.05)[round % 2]
+
+        def turned(problem, server, mean, clock, factor=factor):
+            return Step(mean.x * (1 + factor), mean.y, server.number)
+
+        return (self.phase(aggregate=turned),)
+
+
+GOAL = 1.0
+
+
+class Global(Problem):
+    """Depends on something beside its attributes."""
+
+    def start(self):
+        return Point(torch.zeros(2), torch.zeros(0))
+
+    def outer(self, value, y, batch):
+        return ((value - GOAL) ** 2).sum()
+
+
+def toward(goal: Any) -> Minimax:
+    return Minimax(lambda x, y, batch: ((x - goal) ** 2).sum(), torch.zeros(2))
+
+
+ONES = Clients([(torch.ones(4, 1),)] * 3, batch_size=2)
+
+
+def both(problem: Problem, method: Any, dtype: torch.dtype = torch.float64) -> None:
+    ends = []
+    for executor in (Compiled(compiler=AsTraced()), Debug()):
+        given = federation_of(problem, method, ONES, dtype=dtype)
+        ends.append(flat(played(*given, executor, 4).server))
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", [SameTwice(0.1), Counted(0.1), Turning(0.1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_methods_with_a_state_of_their_own(method, dtype):
+    both(toward(1.0), method, dtype)
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, lambda v: nn.Parameter(torch.tensor(v))])
+def test_tensors_that_a_problem_holds_belong_to_its_graph(kind):
+    for goal in (1.0, 3.0):
+        both(toward(kind([goal, goal])), FedAvg(0.1))
+
+
+def test_a_class_of_ones_own_may_depend_on_what_changes(monkeypatch):
+    for goal in (1.0, 3.0):
+        monkeypatch.setattr(f"{__name__}.GOAL", goal)
+        both(Global(), FedAvg(0.1))
+
+
+def test_what_cannot_be_compiled_runs_all_the_same(monkeypatch):
+    with pytest.warns(UserWarning, match="must not take a Python number out of a tensor"):
+        both(toward(1.0), Taken(0.1))
+    executor = executors.make("auto", rounds=10**8)
+    with pytest.warns(UserWarning, match="cannot be compiled, so it is not"):
+        played(*federation_of(toward(1.0), Taken(0.1), ONES), executor, 2)
+    assert executor.name == "vectorised"
+
+
+def test_a_run_that_is_always_watched_is_timed_too():
+    run = executors.make("auto")
+    federation, state, store = federation_of(toward(1.0), FedAvg(0.1), ONES)
+    play_round(federation, state, store, run, Drift(federation.algorithm.point(state.server)))
+    assert run.name != "debug"
+
+
+def test_shapes_of_whole_data_do_not_depend_on_the_cohort():
+    compiler, method = AsTraced(), Scaffold(0.05, option="I")
+    given = federation_of(CrossEntropy(nn.Linear(3, 1)), method, labelled(), cohort=2)
+    played(*given, Compiled(compiler=compiler), 8)
+    assert compiler.made <= 4

@@ -105,7 +105,9 @@ class Draws:
         """All that the stacked draws are made of, as tensors."""
         if self._index is not None:
             return Source(self.shards.columns, self._index, self._filled)
-        return Source(self.shards.columns, self._all_rows[None, None], self._filled)
+        # As wide as the largest of all clients has rows: shapes do not depend on the cohort.
+        width = int(self.shards.sizes.max())
+        return Source(self.shards.columns, self._rows(width)[None, None], self._real(width))
 
     @property
     def numbers_per_step(self) -> int:
@@ -114,18 +116,21 @@ class Draws:
 
     @cached_property
     def _whole(self) -> Batch:
-        return gather(self.shards.columns, self._all_rows, self._filled)
+        width = int(self.sizes.max())
+        return gather(self.shards.columns, self._rows(width), self._real(width))
 
-    @cached_property
-    def _all_rows(self) -> Tensor:
-        starts, longest = self.shards.starts[self.cohort], int(self.sizes.max())
-        offset = np.minimum(np.arange(longest)[None, :], self.sizes[:, None] - 1)
+    def _rows(self, width: int) -> Tensor:
+        """All rows of each client, the last one repeated up to that width."""
+        starts = self.shards.starts[self.cohort]
+        offset = np.minimum(np.arange(width)[None, :], self.sizes[:, None] - 1)
         return torch.from_numpy(starts[:, None] + offset)
 
     @cached_property
     def _filled(self) -> Tensor:
+        return self._real(self._index.shape[-1] if self._index is not None else 0)
+
+    def _real(self, width: int) -> Tensor:
         """How many rows of each client are real; of length 0 when all are."""
-        width = int(self.sizes.max()) if self._index is None else self._index.shape[-1]
         short = int(self.sizes.min()) < width
         return torch.from_numpy(np.minimum(self.sizes, width) if short else self.sizes[:0])
 

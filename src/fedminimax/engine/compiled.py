@@ -29,12 +29,22 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedminimax.blocks.schedules import Schedule
 from fedminimax.data.batches import Source
-from fedminimax.engine.trees import flat, rebuilt
+from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.vectorised import Span, Vectorised, spans, walk
-from fedminimax.engine.work import Exchanged, Executor, Result, Work, bad_field, bytes_of, mean
-from fedminimax.types import Algorithm, Clock, Phase
+from fedminimax.engine.work import (
+    ClientError,
+    Exchanged,
+    Executor,
+    Result,
+    Work,
+    bad_field,
+    bytes_of,
+    mean,
+)
+from fedminimax.types import Algorithm, Clock, Phase, Problem
 
 HOOKS = ("broadcast", "receive", "local_step", "send", "aggregate")
+MOST_KINDS = 64  # of phases, in a run
 UNROLLED = 12  # local steps in one graph: the compiler needs long for many
 Compiler = Callable[[GraphModule, list[Tensor]], Callable[[list[Tensor]], list[Tensor]]]
 
@@ -79,7 +89,7 @@ class Graph(NamedTuple):
     bytes_up: int
     bytes_down: int  # to each client
     rates: tuple[Tensor, ...]
-    serves: Phase  # keeps alive what the key of this graph names
+    serves: tuple[Phase, Problem]  # keeps alive what the key of this graph names
 
 
 class Compiled(Executor):
@@ -89,11 +99,12 @@ class Compiled(Executor):
         self.threads = threads or 1
         self._compiler = compiler or inductor
         self._eager = Vectorised(self.threads)
-        self._graphs: dict[tuple, Graph] = {}
+        self._graphs: dict[tuple, Graph | None] = {}  # None: what could not be compiled
         self._traced: dict[tuple, Traced] = {}
 
     @property
     def eager(self) -> Executor:
+        self._eager.part = self.part
         return self._eager
 
     def run(self, work: Work) -> Result:
@@ -107,13 +118,16 @@ class Compiled(Executor):
                 # Machine code is made for rows that lie one behind the other.
                 given = [v.contiguous() for v in flat(inputs)]
                 key = _kind(work, span, given)
-                graph = self._graphs.get(key)
-                if graph is None:
+                if key not in self._graphs:
                     with self.part("compiling"):
-                        graph = self._graphs[key] = self._made(work, span, inputs, key)
+                        self._graphs[key] = self._tried(work, span, inputs, key)
+                graph = self._graphs[key]
+                if graph is None:
+                    return self.eager.exchange(work)
                 with self.part("compiled: local steps, averaging, server step"):
                     state = rebuilt(graph.form, graph.call([*given, *graph.rates]))
         ended: Ended = state
+        assert graph is not None
         bad = None
         if not bool(ended.finite):
             bad = bad_field(ended.server, ended.kept) or "mean of the replies"
@@ -129,15 +143,32 @@ class Compiled(Executor):
             self._traced[key] = traced = self._trace(work, span, inputs)
         return len(traced.module.graph.nodes)
 
+    def _tried(self, work: Work, span: Span, inputs: Inputs, key: tuple) -> Graph | None:
+        if len(self._graphs) >= MOST_KINDS:
+            if len(self._graphs) == MOST_KINDS:
+                warnings.warn(
+                    f"this run has more than {MOST_KINDS} kinds of phases (other shapes in each "
+                    "round?), so the others are not compiled",
+                    stacklevel=2,
+                )
+            return None
+        try:
+            return self._made(work, span, inputs, key)
+        except ClientError:
+            raise
+        except Exception as error:
+            warnings.warn(not_compiled(error), stacklevel=2)
+            return None
+
     def _made(self, work: Work, span: Span, inputs: Inputs, key: tuple) -> Graph:
         traced = self._traced.pop(key, None) or self._trace(work, span, inputs)
-        given = [v.contiguous() for v in (*flat(inputs), *traced.rates)]
+        given = _apart(inputs._replace(rates=traced.rates))
         call = compiled(traced.module, given, self._compiler)
-        return Graph(call, *traced[1:], work.phase)
+        return Graph(call, *traced[1:], (work.phase, work.problem))
 
     def _trace(self, work: Work, span: Span, inputs: Inputs) -> Traced:
         """The span's graph, perhaps as another run in this process has traced it."""
-        rates = _rates(work.phase)
+        rates = _rates(work)
         for given in (rates, ()):
             key = _known(work, span, flat(inputs), bool(given))
             if key is not None and key in _TRACED:
@@ -153,6 +184,14 @@ class Compiled(Executor):
         if key is not None:
             _bounded(_TRACED, key, traced)
         return traced
+
+
+def not_compiled(error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"a phase cannot be compiled, so it is not, and the run is slower ({reason}): a method or "
+        "problem must not take a Python number out of a tensor"
+    )
 
 
 class Traced(NamedTuple):
@@ -184,10 +223,17 @@ def trace(work: Work, span: Span, inputs: Inputs) -> Traced:
         return flat(form)
 
     # What writes into a tensor becomes an operation that makes a new one.
-    module = make_fx(functionalize(operations))(*(v.contiguous() for v in flat(inputs)))
+    module = make_fx(functionalize(operations))(*_apart(inputs))
     module.graph.eliminate_dead_code()
     module.recompile()
+    form = tree_map(lambda tensor: torch.empty(0), form)  # only its structure is needed
     return Traced(module, form, bytes_up, bytes_down, inputs.rates)
+
+
+def _apart(inputs: Inputs) -> list[Tensor]:
+    """Each input as a tensor of its own: what is one object would be traced as one input, also
+    where a later round has two."""
+    return [v.contiguous().detach() for v in flat(inputs)]
 
 
 def _finite(*values: Any) -> Tensor:
@@ -210,9 +256,9 @@ def compiled(module: GraphModule, given: list[Tensor], compiler: Compiler) -> Ca
     """What the compiler makes of a graph; of equal graphs, once in a process."""
     digest = hashlib.blake2s(module.code.encode())
     digest.update(repr([(v.shape, v.stride(), v.dtype) for v in given]).encode())
-    for name, value in sorted(vars(module).items()):
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {_plain(value)}".encode())
+    held = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+    for name, value in sorted(held.items()):  # what the problem and the method hold
+        digest.update(f"{name} {_plain(value)}".encode())
     key = (digest.hexdigest(), compiler, torch.get_num_threads())
     if key not in _MADE:
         _bounded(_MADE, key, compiler(module, given))
@@ -255,19 +301,21 @@ class _NotPlainError(Exception):
 def _known(work: Work, span: Span, given: list[Tensor], lifted: bool) -> tuple | None:
     """Equal for spans of different runs that trace alike; None where that cannot be told: a problem
     may hold functions or a network."""
-    owner = _owners(work.phase)
-    if not owner:
+    owner = _owner(work.phase)
+    # What a class of the user's depends on beside its attributes may change in a process.
+    ours = all(type(v).__module__.startswith("fedminimax.") for v in (work.problem, owner))
+    if owner is None or not ours:
         return None
     try:
         problem = tuple((name, _plain(value)) for name, value in sorted(vars(work.problem).items()))
-        numbers = dict(_numbers(owner[0])) if lifted else {}
-        values = [(field.name, getattr(owner[0], field.name)) for field in fields(owner[0])]
+        numbers = dict(_numbers(owner)) if lifted else {}
+        values = [(field.name, getattr(owner, field.name)) for field in fields(owner)]
         method = tuple((name, "" if name in numbers else _plain(v)) for name, v in values)
     except _NotPlainError:
         return None
     hooks = tuple(getattr(work.phase, name).__func__ for name in HOOKS)
     shapes = tuple((v.shape, v.dtype) for v in given)
-    kinds = (type(work.problem), type(owner[0]), type(work.server), type(work.kept))
+    kinds = (type(work.problem), type(owner), type(work.server), type(work.kept))
     return (kinds, problem, method, lifted, hooks, work.leave, span[1:], work.unequal, shapes)
 
 
@@ -288,8 +336,8 @@ def _plain(value: Any) -> Hashable:
 def _kind(work: Work, span: Span, given: list[Tensor]) -> tuple:
     """Equal for spans of which one graph can serve both."""
     hooks = tuple(_same(getattr(work.phase, name)) for name in HOOKS)
-    shapes = tuple(v.shape for v in given)
-    return hooks, work.leave, span[1:], work.unequal, given[0].dtype, shapes
+    shapes = tuple((v.shape, v.dtype) for v in given)
+    return id(work.problem), hooks, work.leave, span[1:], work.unequal, shapes
 
 
 def _same(value: Any) -> Hashable:
@@ -298,46 +346,42 @@ def _same(value: Any) -> Hashable:
     if isinstance(value, MethodType):
         return value.__func__, _same(value.__self__)
     if isinstance(value, partial):
-        return value.func, *map(_same, value.args), *map(_same, value.keywords.values())
+        named = tuple(sorted(value.keywords.items()))
+        return _same(value.func), _same(value.args), _same(named)
     if isinstance(value, FunctionType):
-        held = (cell.cell_contents for cell in value.__closure__ or ())
-        return value.__code__, *map(_same, held)
+        held = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        named = tuple(sorted((value.__kwdefaults__ or {}).items()))
+        return value.__code__, _same(held), _same(value.__defaults__), _same(named)
     if isinstance(value, tuple):
         return type(value), *map(_same, value)
     return value if isinstance(value, str | int | float | NoneType) else id(value)
 
 
-def _rates(phase: Phase) -> tuple[Tensor, ...]:
-    """The numbers of a method that are not whole: rates, weights, radii."""
-    return tuple(
-        torch.tensor(value, dtype=torch.float64)
-        for algorithm in _owners(phase)[:1]
-        for _, value in _numbers(algorithm)
-    )
+def _rates(work: Work) -> tuple[Tensor, ...]:
+    """The numbers of a method that are not whole: rates, weights, radii. They have the precision of
+    the run, so that a number of the method's state keeps its own."""
+    owner = _owner(work.phase)
+    dtype = next((v.dtype for v in flat(work.server) if v.is_floating_point()), torch.float64)
+    numbers = () if owner is None else _numbers(owner)
+    return tuple(torch.tensor(value, dtype=dtype) for _, value in numbers)
 
 
 def _with_rates(phase: Phase, rates: tuple[Tensor, ...]) -> Phase:
     """The same phase, of a method whose numbers are these tensors."""
     if not rates:
         return phase
-    owner = _owners(phase)[0]
+    owner = _owner(phase)
+    assert owner is not None
     same = copy.copy(owner)
     for (name, _), rate in zip(_numbers(owner), rates, strict=True):
         object.__setattr__(same, name, rate)
-    changed = {}
-    for name in HOOKS:
-        hook = getattr(phase, name)
-        if getattr(hook, "__self__", None) is owner:
-            changed[name] = hook.__func__.__get__(same)
-    return replace(phase, **changed)
+    return replace(phase, **{n: getattr(phase, n).__func__.__get__(same) for n in HOOKS})
 
 
-def _owners(phase: Phase) -> list[Algorithm]:
-    """The one method that all hooks are bound to; none if some are functions of another kind."""
-    bound = [getattr(getattr(phase, name), "__self__", None) for name in HOOKS]
-    if isinstance(bound[0], Algorithm) and all(b is bound[0] for b in bound):
-        return [bound[0]]
-    return []
+def _owner(phase: Phase) -> Algorithm | None:
+    """The one method that all hooks are bound to, if there is one."""
+    first, *others = (getattr(getattr(phase, name), "__self__", None) for name in HOOKS)
+    return first if isinstance(first, Algorithm) and all(o is first for o in others) else None
 
 
 def _numbers(algorithm: Algorithm) -> list[tuple[str, float]]:

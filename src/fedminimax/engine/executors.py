@@ -7,7 +7,7 @@ import time
 import warnings
 from typing import NamedTuple
 
-from fedminimax.engine.compiled import Compiled, missing_compiler
+from fedminimax.engine.compiled import Compiled, missing_compiler, not_compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.threads import Threads
 from fedminimax.engine.vectorised import Vectorised
@@ -48,10 +48,11 @@ class Auto(Executor):
         self._rounds = rounds
         self._chosen: Executor = Debug()
         self._timed = False
+        self._watching: Auto | None = None  # for phases that are watched before any other was timed
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return self._chosen.name
+        return self._chosen.name if self._watching is None else self._watching.name
 
     @property
     def threads(self) -> int:  # type: ignore[override]
@@ -59,7 +60,12 @@ class Auto(Executor):
 
     @property
     def eager(self) -> Executor:
-        return self._chosen.eager
+        if self._timed:
+            return self._chosen.eager
+        if self._watching is None:
+            self._watching = Auto()
+        self._watching.part = self.part
+        return self._watching
 
     def run(self, work: Work) -> Result:
         self._choose(work)
@@ -76,7 +82,7 @@ class Auto(Executor):
         if self._timed or not work.most_steps:
             return
         with self.part("choosing the executor"):
-            self._chosen, self._timed = self._best(work), True
+            self._chosen, self._timed, self._watching = self._best(work), True, None
         self._chosen.part = self.part
 
     def _best(self, work: Work) -> Executor:
@@ -90,8 +96,14 @@ class Auto(Executor):
             warnings.warn(lack, stacklevel=2)
             return plain
         compiled = Compiled(threads)
-        pays = worth_compiling(compiled.operations(work), seconds, self._rounds)
-        return compiled if pays else plain
+        try:
+            operations = compiled.operations(work)
+        except ClientError:
+            raise
+        except Exception as error:
+            warnings.warn(not_compiled(error), stacklevel=2)
+            return plain
+        return compiled if worth_compiling(operations, seconds, self._rounds) else plain
 
 
 def worth_compiling(operations: int, seconds: float, rounds: int) -> bool:

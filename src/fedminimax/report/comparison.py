@@ -7,7 +7,7 @@ Beside the sections of an experiment, such a file has
                         settles = true    and stays there
                         tuning_rounds = 100     of the runs that only tune; else as many as all
                         repeats = 5       seeds 0 .. 4; methods are tuned on seed 5
-                        tuning_repeats = 3      or on seeds 5 .. 7, by the median of each setting
+                        tuning_repeats = 3      or on seeds 5 .. 7, by the (upper) median of each
                         seeds = ["run.seed", "data.seed"]      what they are the seeds of
                         metric = "..."    if not the problem's own
                         fit = "data.clients"      the power of this key by which rounds grow
@@ -262,8 +262,8 @@ def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Li
     for varied, label in pairs:
         scored: dict[Change, list[float]] = {}
         for chosen in comparison.candidates(label):
-            trial = Job(varied, label, chosen, plan.repeats, plan.tuning_rounds)
-            same = [trial._replace(seed=seed) for seed in tuning_seeds]
+            job = Job(varied, label, chosen, plan.repeats, plan.tuning_rounds)
+            same = [job._replace(seed=seed) for seed in tuning_seeds]
             scored[chosen] = _medians([tuned[trial][0] for trial in same if trial in tuned])
         best[varied, label] = min(scored, key=lambda chosen: scored[chosen])
     seeds = range(plan.repeats)
