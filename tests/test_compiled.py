@@ -305,6 +305,9 @@ class Stepping(FedAvg):
     def aggregate(self, problem, server, mean, clock):
         return Step(*self.after(server, mean))
 
+    def after(self, server, mean) -> Any:
+        return mean.x, mean.y, server.number
+
 
 class SameTwice(Stepping):
     """Two fields are one tensor when the run begins, and two later."""
@@ -320,7 +323,8 @@ class Counted(Stepping):
         return start.x.new_zeros(())
 
     def after(self, server, mean):
-        number = (1 - self.lr) * server.number + self.lr * mean.x.norm()
+        rate: Any = self.lr
+        number = (1 - rate) * server.number + rate * mean.x.norm()
         return mean.x / (1 + number), mean.y, number
 
 
