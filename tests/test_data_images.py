@@ -159,6 +159,7 @@ def test_one_of_several_findings_is_chosen_and_objects_are_refused(tmp_path):
         (gzip.compress(official.idx(np.zeros((40, 28, 28)))[:-1]), "(40, 28, 28) bytes, and has"),
         (gzip.compress(official.idx(np.zeros((39, 28, 28)))), "give images and as many labels"),
     ],
+    ids=["no gzip", "cut", "type", "length", "count"],  # what gzip makes has the time in it
 )
 def test_a_damaged_idx_file_is_told(fashion, content, told):
     (Path(fashion) / "fashion-mnist" / "train-images-idx3-ubyte.gz").write_bytes(content)
