@@ -63,8 +63,8 @@ class Federation:
         return np.arange(len(self.clients))
 
     def draw_cohort(self, server: Any, round: int, phase: int) -> np.ndarray:
-        draws_itself = type(self.algorithm).draw_cohort is not Algorithm.draw_cohort
-        if self.cohort == len(self.clients) and not draws_itself:
+        inherited = getattr(self.algorithm.draw_cohort, "__func__", None) is Algorithm.draw_cohort
+        if inherited and self.cohort == len(self.clients):
             return self.everyone
         drawing = key(self.seed, "cohort", round, phase)
         uniform = words(drawing, np.arange(self.cohort)) / 2**32
