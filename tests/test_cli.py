@@ -759,6 +759,9 @@ def test_the_demonstration_prints_what_it_computed(home, run, monkeypatch):
         run[0]["auc"] for results in found.values() for runs in results.values() for run in runs
     }
     assert written <= printed
+    page = Path("runs/demo-1/report.html")
+    assert said.rstrip().endswith(f"the federated runs as a page: {page}")
+    assert "coda_plus, positive_share 0.1" in page.read_text(encoding="utf-8")
 
 
 def test_one_split_shows_no_spread(home, refused):

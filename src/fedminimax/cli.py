@@ -1,4 +1,5 @@
-"""The command line: fedminimax demo | run | compare | frontier | list | data | predict | bench."""
+"""The command line: fedminimax demo | run | compare | report | frontier | list | data | predict |
+bench."""
 
 from __future__ import annotations
 
@@ -54,11 +55,12 @@ from fedminimax.experiment import (
     scores,
 )
 from fedminimax.metrics.ranking import auc
-from fedminimax.report import portfolio
+from fedminimax.report import html, portfolio, tracking
 from fedminimax.report.comparison import compare, markdown
 from fedminimax.report.datasets import sources_table
 from fedminimax.report.demo import demo
-from fedminimax.report.figures import draw
+from fedminimax.report.figures import draw, draw_charts
+from fedminimax.report.runs import grouped, runs_in
 from fedminimax.report.tables import (
     Compared,
     bytes_text,
@@ -143,6 +145,24 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, help="also write a file's table, and figure, here"
     )
     command.set_defaults(command=_compare)
+
+    command = commands.add_parser(
+        "report", help="runs as one page: curves, ROC, sites, duals, costs; it opens offline"
+    )
+    command.add_argument(
+        "folders", nargs="+", type=Path, metavar="RUN", help="a run's folder, or one that has some"
+    )
+    command.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), help="the page (report.html)"
+    )
+    command.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="the charts also as SVG and PNG"
+    )
+    for name in ("tensorboard", "mlflow"):
+        command.add_argument(
+            f"--{name}", type=Path, metavar="FOLDER", help=f"the records also for {name}, as files"
+        )
+    command.set_defaults(command=_report)
 
     command = commands.add_parser(
         "frontier", help="finished portfolio runs against the efficient frontier of their data"
@@ -334,6 +354,27 @@ def _compare_file(options: argparse.Namespace) -> int:
     text = markdown(path, *found, figure=None if figure is None else figure.name)
     print(text, end="")
     options.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    def left_out(why: str) -> None:
+        print(f"note: left out: {why}", file=sys.stderr)
+
+    groups = grouped(runs_in(options.folders, left_out))
+    asks = html.ask_all(groups)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(html.page(groups, asks), encoding="utf-8")
+    print(f"report: {options.output}")
+    if options.figures is not None:
+        drawn = draw_charts(html.figures(groups, asks), options.figures)
+        print(f"figures: {len(drawn)} files in {options.figures}")
+    if options.tensorboard is not None:
+        count = tracking.to_tensorboard(groups, options.tensorboard)
+        print(f"tensorboard: {count} runs in {options.tensorboard}")
+    if options.mlflow is not None:
+        count = tracking.to_mlflow(groups, options.mlflow)
+        print(f"mlflow: {count} runs in {options.mlflow}")
     return 0
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedminimax.blocks.schedules import Schedule
 
 Weights = Literal["uniform", "size"]
+MOST_VARIABLES = 50  # that a record of a run holds
 
 
 class NonFiniteError(ValueError):
@@ -222,6 +223,13 @@ class Problem(ABC):
     def module(self, point: Point, moments: Tensor | None = None) -> nn.Module:
         """The torch module that a point describes."""
         raise ValueError(f"{type(self).__name__} has no torch module; its solution is the point")
+
+    def variables(self, point: Point, ask: Ask) -> dict[str, float]:
+        """The few numbers of a point that mean something one by one, for the record of a run: the
+        dual, if it is short. Clients are not asked anything; `ask` has their names."""
+        if point.y.numel() > MOST_VARIABLES:
+            return {}
+        return {f"y{number}": value for number, value in enumerate(point.y.tolist(), start=1)}
 
     def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
         """Named measures at the server's point. A name that is not a number (a list of sites, say)

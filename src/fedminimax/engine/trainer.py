@@ -192,6 +192,8 @@ class Trainer:
             ask = SimulatedAsk(problem, federation.clients, split, federation.weights)
             record[split] = problem.evaluate(self.point, ask, moments)
             asked += ask.cost
+        if variables := problem.variables(self.point, ask):
+            record["variables"] = variables
         if self.plan.measures:
             ask = SimulatedAsk(problem, federation.clients, "train", federation.weights)
             record["optimality"] = measure(self.plan.measures, problem, self.point, ask)

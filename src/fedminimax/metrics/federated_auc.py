@@ -269,6 +269,37 @@ def auc_from_counts(
     return float((ordered + shared / 2) / pairs), float(unknown / 2 / pairs)
 
 
+class ROC(NamedTuple):
+    """(false, true) positive rates from (0, 0) to (1, 1): the middle, and what the curve of the
+    scores themselves stays between. `lower` and `upper` are steps; the middle is exact at its
+    corners. The area under it is the federated AUC, that between the steps twice its bound."""
+
+    middle: Floats  # (points, 2)
+    lower: Floats
+    upper: Floats
+
+
+def roc_from_counts(counts: np.ndarray, edges: ArrayLike) -> ROC | None:
+    """The ROC curve of counts of shape (2, bins), negatives first; None if a class is missing.
+
+    A threshold on an edge is a point of the curve. Between two of them the curve may go up first or
+    to the right first, but for bins that hold a single number: there it is the straight line.
+    """
+    counts = np.asarray(counts, dtype=np.float64)
+    totals = counts.sum(axis=1)
+    if not totals.all():
+        return None
+    held = counts.any(axis=0)
+    open_bins = (_unordered(counts, _increasing(edges)) > 0)[held][::-1]
+    # From the highest scores down.
+    corners = np.cumsum(np.insert(counts[:, held][:, ::-1], 0, 0, axis=1), axis=1).T / totals
+    before, after = corners[:-1][open_bins], corners[1:][open_bins]
+    places = np.flatnonzero(open_bins) + 1
+    right_first = np.insert(corners, places, np.c_[after[:, 0], before[:, 1]], axis=0)
+    up_first = np.insert(corners, places, np.c_[before[:, 0], after[:, 1]], axis=0)
+    return ROC(corners, right_first, up_first)
+
+
 def _agreed(edges: Floats, total: np.ndarray) -> tuple[Floats, tuple[int, int]]:
     """The edges that all clients support, and the clients that withhold (negatives, positives)."""
     if np.shape(total) != (edges.size + 3,):

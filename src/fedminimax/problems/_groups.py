@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedminimax.blocks.projections import simplex
 from fedminimax.problems._classifier import Classifier, one_hot, worst
-from fedminimax.types import Ask, Batch, Point
+from fedminimax.types import MOST_VARIABLES, Ask, Batch, Point
 
 MOST_GROUPS = 10_000
 
@@ -119,6 +119,13 @@ class WorstGroup(Classifier):
             f"worst_{self.word}_loss": max(means),
             f"{self.word}_accuracies": dict(zip(names, accuracies, strict=True)),
         }
+
+    def variables(self, point: Point, ask: Ask) -> dict[str, float]:
+        """The weight of each group."""
+        if self.groups > MOST_VARIABLES:
+            return {}
+        names = [f"{self.word} {self.named(group, ask)}" for group in range(self.groups)]
+        return dict(zip(names, point.y.tolist(), strict=True))
 
     def named(self, group: int, ask: Ask) -> str:
         return str(group)

@@ -108,6 +108,10 @@ class AUC(BinaryProblem):
             coupling = 2 * alpha * (p * (1 - p) * self.margin + difference)
         return batch.mean(squares + coupling) - p * (1 - p) * alpha**2
 
+    def variables(self, point: Point, ask: Ask) -> dict[str, float]:
+        a, b = point.x[-2:].tolist()
+        return {"a": a, "b": b, "alpha": float(point.y[0])}
+
     def project_y(self, y: Tensor, /) -> Tensor:
         return torch.clamp(y, min=0) if self.form == "margin" else y
 

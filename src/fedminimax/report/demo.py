@@ -25,6 +25,8 @@ from fedminimax.data.statistics import fit
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.simulate import simulate
 from fedminimax.experiment import make_problem, run_experiment
+from fedminimax.report import html
+from fedminimax.report.runs import grouped, runs_in
 from fedminimax.report.tables import bytes_text
 
 ROUNDS = 60
@@ -81,6 +83,10 @@ def demo(folder: Path, splits: int = 5) -> int:
     )
     (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     console.print(f"run folders and results.json: {folder}")
+    groups = grouped(runs_in([folder], console.print))
+    page = html.page(groups, html.ask_all(groups))
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    console.print(f"the federated runs as a page: {folder / 'report.html'}", soft_wrap=True)
     return 0
 
 
@@ -113,7 +119,7 @@ def _experiment(problem: str, method: dict, split: dict, seed: int) -> Experimen
             "run": {
                 "rounds": ROUNDS,
                 "seed": seed,
-                "evaluate_every": ROUNDS,
+                "evaluate_every": min(10, ROUNDS),
                 "weights": "size",
                 "executor": "vectorised",
             },

@@ -1,4 +1,4 @@
-"""The figure of a comparison, drawn beside its table. It needs matplotlib: the extra `plots`."""
+"""The figures of comparisons and reports as files. They need matplotlib: the extra `plots`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedminimax.report.charts import Chart, Series, axes
 from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown, tied
 
 STYLES = list(itertools.product(("-", "--", ":"), ("o", "s", "^", "v", "D", "x", "*")))
@@ -40,6 +41,56 @@ def draw(comparison: Comparison, lines: list[Line], path: Path) -> None:
     with drawing("leave [compare] figure out"):
         kinds = {"last": _last, "curves": _curves}
         save(kinds[comparison.plan.figure or "curves"](comparison.plan, lines), path)
+
+
+def draw_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
+    """The charts of a report as NAME.svg and NAME.png."""
+    written = []
+    with drawing("leave --figures out"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in charts:
+            figure = _chart(chart)
+            written += [folder / f"{chart.name}.svg", folder / f"{chart.name}.png"]
+            save(figure, written[-2])
+            figure.savefig(written[-1], dpi=150, metadata={"Software": None}, bbox_inches="tight")
+    return written
+
+
+def _chart(chart: Chart) -> Any:
+    from matplotlib.figure import Figure
+
+    square = chart.kind == "roc"
+    figure = Figure(figsize=(4.5, 4.5) if square else (5.5, 3.5), layout="constrained")
+    axis = figure.subplots()
+    for line, style in zip(chart.series, itertools.cycle(("-", "--", ":")), strict=False):
+        marker = "" if square or len(line.marks) > 30 else "."
+        x, y = [mark.x for mark in line.marks], [mark.y for mark in line.marks]
+        colour = f"C{line.number % 10}"  # the same group has the same in all figures
+        axis.plot(x, y, style, marker=marker, label=line.label, color=colour)
+        _shade(axis, line, colour)
+    if square:
+        axis.plot([0, 1], [0, 1], ":", color="grey", linewidth=0.8)
+        axis.set_aspect("equal")
+    if chart.log:
+        axis.set_yscale("log")
+    if chart.cut:
+        axis.set_ylim(*axes(chart)[1][:2])
+    axis.set_title(chart.title, fontsize="medium", loc="left", parse_math=False)
+    axis.set_xlabel(chart.x)
+    axis.grid(alpha=0.3)
+    for text in axis.legend(fontsize="small").get_texts():
+        text.set_parse_math(False)  # a dollar in a name is a dollar
+    return figure
+
+
+def _shade(axis: Any, line: Series, colour: str) -> None:
+    """The range over runs, or the band of a ROC curve."""
+    if line.lower:
+        corners = [*line.upper, *line.lower[::-1]]
+        axis.fill(*zip(*corners, strict=True), color=colour, alpha=0.2, linewidth=0)
+    elif any(mark.count > 1 for mark in line.marks):
+        low, high = [mark.low for mark in line.marks], [mark.high for mark in line.marks]
+        axis.fill_between([mark.x for mark in line.marks], low, high, color=colour, alpha=0.15)
 
 
 def _last(plan: Plan, lines: list[Line]) -> Any:

@@ -1,0 +1,88 @@
+"""The ROC curve of a finished run, from score histograms that its clients are asked for again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedminimax.engine.ask import SimulatedAsk
+from fedminimax.experiment import build, experiment_of, load
+from fedminimax.metrics.federated_auc import ROC, auc_from_counts, histograms, roc_from_counts
+from fedminimax.problems.binary import BinaryProblem
+from fedminimax.problems.compositional_auc import CompositionalAUC
+
+SAME = 0.02  # how far a site's AUC may be from the record's: two rows swapped by rounding
+FINE = 1e-3  # a corner of a curve this close to the one before is not drawn
+
+
+class Asked(NamedTuple):
+    """What the clients of a run tell again about the rows of a split."""
+
+    split: str
+    curve: ROC
+    auc: float
+    bound: float
+    rows: dict[str, tuple[int, int]]  # (negatives, positives) of each site
+    withheld: int  # sites that report too few rows of a class to be counted
+
+
+def asked(folder: Path, split: str) -> Asked | str:
+    """The curve of the last point of a run, or a sentence why there is none."""
+    experiment, run = experiment_of(folder), load(folder)
+    problem = run.problem
+    if not isinstance(problem, BinaryProblem):
+        return f"{experiment.problem.name} does not rank rows, so it has no ROC curve"
+    try:
+        clients = build(experiment).clients.to(run.point.x.dtype)
+    except (OSError, ValueError) as error:
+        return f"the rows could not be read again ({error})"
+    if split not in clients.splits:
+        return f"there are no {split} rows any more"
+    point, moments = run.point, run.moments
+    if isinstance(problem, CompositionalAUC) and problem.evaluated == "stepped":
+        point, moments = problem.stepped(point, moments)
+    at = (point.x,) if moments is None else (point.x, moments)
+    weights = clients.weight_vector(clients.weights or problem.client_weights)
+    ask = SimulatedAsk(problem, clients, split, weights)
+
+    def summed(question: str, *arrays: np.ndarray) -> np.ndarray:
+        return ask.sum(question, *at, *map(torch.from_numpy, arrays))[0].numpy()
+
+    sites = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
+    if other := _another(run.history[-1][split]["sites"], {n: r[0] for n, r in sites.items()}):
+        return f"the rows are not those that the run was evaluated on: {other}"
+    found = []
+    for edges, counts, withheld in histograms(summed, least=problem.least_per_bin):
+        curve, value = roc_from_counts(counts, edges), auc_from_counts(counts, edges)
+        if curve is None or value is None:
+            return f"the {split} rows that are reported are of one class"
+        found.append((curve, *value, max(withheld)))
+    curve, auc, bound, withheld = min(found, key=lambda each: each[2])
+    rows = {
+        name: (int(negatives), int(positives)) for name, (_, negatives, positives) in sites.items()
+    }
+    return Asked(split, curve, auc, bound, rows, withheld)
+
+
+def _another(recorded: dict[str, float | None], now: dict[str, float]) -> str | None:
+    """What tells the rows from those of the record; a site with one class says -1."""
+    if recorded.keys() != now.keys():
+        return "the sites have other names"
+    for name, value in recorded.items():
+        before = -1.0 if value is None else value
+        if abs(before - now[name]) > SAME:
+            return f"the AUC of {name} is {now[name]:.3f}, the record has {before:.3f}"
+    return None
+
+
+def thinned(corners: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The corners that a drawing can show."""
+    kept = [0]
+    for number in range(1, len(corners) - 1):
+        if np.abs(corners[number] - corners[kept[-1]]).max() >= FINE:
+            kept.append(number)
+    return corners[[*kept, len(corners) - 1]]
