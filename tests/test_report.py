@@ -538,11 +538,13 @@ def test_mlflow_reads_the_records(home, report, tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_ALLOW_FILE_STORE"):
         monkeypatch.setenv(name, "true")
-    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+    from mlflow.tracking import MlflowClient
 
     report("auc-0", more=("--mlflow", tmp_path / "store"))
     client = MlflowClient(tracking_uri=(tmp_path / "store").as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("fedminimax").experiment_id])
+    experiment = client.get_experiment_by_name("fedminimax")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(found.info.run_id, "test/auc")
     expected = [(r["round"], r["test"]["auc"]) for r in records(home, "auc-0")]
     assert [(each.step, each.value) for each in history] == expected

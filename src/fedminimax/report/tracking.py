@@ -54,8 +54,8 @@ def to_mlflow(groups: Sequence[Group], folder: Path) -> int:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     _package("mlflow", "mlflow-skinny")
-    from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
-    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
 
     folder.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(tracking_uri=folder.resolve().as_uri())
