@@ -7,7 +7,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "fedminimax"
 # fmt: off
 ORDER = [
     "random", "blocks", "types", "metrics", "data", "models", "problems", "algorithms", "engine",
-    "config", "experiment", "estimator_files", "estimator", "report", "bench", "cli",
+    "config", "experiment", "estimator_files", "estimator", "report", "bench",
+    "bench_scale", "cli",
 ]
 # fmt: on
 

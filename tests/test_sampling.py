@@ -331,6 +331,20 @@ def test_rows_do_not_depend_on_what_was_drawn_before(sampling):
             assert drawn_rows(Sampler(clients, 2, seed=4), [k], iteration)[0][0][0] == alone
 
 
+def test_rows_are_drawn_ahead_in_step_with_what_is_used(monkeypatch):
+    """A cohort may return by chance, and a run may end soon."""
+    ahead: list[int] = []
+    plain = Sampler._index
+    monkeypatch.setattr(
+        Sampler, "_index", lambda s, c, i, steps: (ahead.append(steps), plain(s, c, i, steps))[1]
+    )
+    sampler, cohort = Sampler(numbered([3, 3]), 1, 0), np.arange(2)
+    for iteration in range(100):
+        sampler.draw(cohort, iteration, 1)
+    assert len(ahead) < 10
+    assert sum(ahead) < 3 * 100
+
+
 def test_first_batches_are_larger_and_keep_their_share_of_positives():
     clients = numbered([40], batch_size=8, sampling="balanced", positive_share=0.25)
     rows = drawn_rows(Sampler(clients, 1, 0, "first", times=3), [0], 0)[0][0][0]

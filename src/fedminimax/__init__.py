@@ -39,7 +39,7 @@ from fedminimax.algorithms.smoothed_gda import SmoothedAGDA, SmoothedGDA
 from fedminimax.algorithms.smvr import SMVR
 from fedminimax.blocks.projections import ball, nonnegative, simplex
 from fedminimax.blocks.schedules import Constant, InverseRoot, Stagewise, StepDecay
-from fedminimax.data.clients import Clients
+from fedminimax.data.clients import Clients, Ranges
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.estimator import FederatedClassifier
 from fedminimax.experiment import load, resume
@@ -120,6 +120,7 @@ __all__ = [
     "Portfolio",
     "Problem",
     "Quadratic",
+    "Ranges",
     "RatioLoss",
     "Robust",
     "Run",

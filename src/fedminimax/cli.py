@@ -32,7 +32,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fedminimax import __version__
+from fedminimax import __version__, bench_scale
 from fedminimax.algorithms import METHODS
 from fedminimax.bench import bench
 from fedminimax.config import CHOICES, ConfigError, Experiment, read_toml, suggest
@@ -210,7 +210,10 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=_predict)
 
     command = commands.add_parser("bench", help="where a round's time goes on this machine")
-    command.set_defaults(command=lambda options: bench())
+    command.add_argument(
+        "--scale", action="store_true", help="a million clients, and client states on the disk"
+    )
+    command.set_defaults(command=lambda options: bench_scale.main() if options.scale else bench())
     return parser
 
 

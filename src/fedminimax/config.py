@@ -38,7 +38,9 @@ class Settings:
     """How the run goes.
 
     batch_size 0 means all rows of a client. weights, when not given, are the problem's own.
-    sampled_positives is the share of positives in class-balanced batches.
+    sampled_positives is the share of positives in class-balanced batches. store is where clients'
+    states are between rounds. evaluate_clients is how many clients evaluations ask; all, when not
+    given.
     """
 
     rounds: int = 100
@@ -51,11 +53,13 @@ class Settings:
     allow_partial: bool = False
     executor: Literal["auto", "debug", "threads", "vectorised", "compiled"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
+    store: Literal["memory", "disk"] = "memory"
     evaluate_every: int = 10
     checkpoint_every: int | None = None
     stop_early: int | None = None
     target: float | None = None
     measures: tuple[str, ...] = ()
+    evaluate_clients: int | None = None
 
 
 @dataclass(frozen=True)

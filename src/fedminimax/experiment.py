@@ -153,6 +153,8 @@ def run_experiment(
             allow_partial=settings.allow_partial,
             checkpoint_every=settings.checkpoint_every,
             measures=settings.measures,
+            store=settings.store,
+            evaluate_clients=settings.evaluate_clients,
             resume=resume,
             **callbacks,
         )

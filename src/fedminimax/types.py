@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -127,7 +127,7 @@ class Ask(Protocol):
     """
 
     sees_rows: bool
-    names: tuple[str, ...]
+    names: Sequence[str]
     weights: Tensor
     sampled_positive_share: float | None  # of every batch, when batches are class-balanced
 

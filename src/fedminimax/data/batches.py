@@ -8,7 +8,6 @@ batch of rows uses all of them in every step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -29,10 +28,12 @@ class Pool:
     """The rows of one kind (all, the positives, the negatives) of each client, and their
     permutations."""
 
-    def __init__(self, rows: Sequence[np.ndarray] | None, shards: Shards, stream: int):
-        self.sizes = shards.sizes if rows is None else np.array([len(r) for r in rows])
+    def __init__(
+        self, starts: np.ndarray, sizes: np.ndarray, stream: int, rows: np.ndarray | None = None
+    ):
+        """Each client has a range of the rows, or of all rows."""
+        self.sizes, self._starts = sizes, starts
         self._rows = rows
-        self._starts = shards.starts
         self._stream = stream
         self._cohort: np.ndarray | None = (
             None  # a memo of the permutations in use; results do not depend on it
@@ -51,10 +52,8 @@ class Pool:
         for part in np.split(np.arange(len(iterations)), turns) if len(iterations) else ():
             order = self._orders(cohort, epoch[part[0]])
             chosen[part] = np.take_along_axis(order[None], column[part], axis=2)
-        if self._rows is None:
-            return self._starts[cohort][:, None] + chosen
-        own = [self._rows[k][chosen[:, p]] for p, k in enumerate(cohort)]
-        return np.stack(own, axis=1)
+        found = self._starts[cohort][:, None] + chosen
+        return found if self._rows is None else self._rows[found]
 
     def _orders(self, cohort: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         if self._cohort is None or not np.array_equal(cohort, self._cohort):
@@ -179,14 +178,13 @@ class Sampler:
         shards = clients.train
         self._streams = [key(seed, purpose, level) for level in range(levels)]
         if clients.sampling == "balanced":
-            labels = [np.asarray(shards.rows(k)[1]) > 0 for k in range(len(shards.sizes))]
-            positive = [s + np.flatnonzero(p) for s, p in zip(shards.starts, labels, strict=True)]
-            negative = [s + np.flatnonzero(~p) for s, p in zip(shards.starts, labels, strict=True)]
-            self._positive = [Pool(positive, shards, stream) for stream in self._streams]
+            rows, starts, sizes = shards.of_class(True)
+            self._positive = [Pool(starts, sizes, stream, rows) for stream in self._streams]
             other = [key(seed, purpose, level, 1) for level in range(levels)]
-            self._negative = [Pool(negative, shards, stream) for stream in other]
+            rows, starts, sizes = shards.of_class(False)
+            self._negative = [Pool(starts, sizes, stream, rows) for stream in other]
         else:
-            self._all = [Pool(None, shards, stream) for stream in self._streams]
+            self._all = [Pool(shards.starts, shards.sizes, stream) for stream in self._streams]
 
     def whole(self, cohort: np.ndarray) -> Draws:
         """All rows of each client, at every level."""
@@ -209,7 +207,8 @@ class Sampler:
         if block is None or not np.array_equal(block.cohort, cohort):
             block = Block(cohort.copy(), iteration, self._index(cohort, iteration, steps))
         elif not block.holds(iteration, steps):
-            # Twice as many each time: a short run draws little that it does not use.
+            # Twice as many each time: a cohort that returns by chance, or a run that is soon over,
+            # does not pay for draws that nobody uses.
             most = MOST_AHEAD // max(block.index[:1].size, 1)
             more = max(steps, min(2 * len(block.index), most))
             block = Block(block.cohort, iteration, self._index(cohort, iteration, more))

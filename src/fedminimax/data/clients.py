@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,13 +17,56 @@ from fedminimax.types import Batch, Weights, batch_of
 Rows = Sequence[Any]
 Sampling = Literal["epoch", "iid", "balanced"]
 AUXILIARY = "auxiliary"
+_CHECKED = 1 << 22  # numbers of a column that are looked at together
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The rows of many clients: columns that all of them share, and the range that each has.
+
+    A column is a tensor, an array, a memory map, or the path of an npy file, which stays on the
+    disk if its type is the run's. Without `starts` the clients' rows lie one behind the other; with
+    them, clients may also share rows.
+
+    >>> clients = Clients(Ranges([torch.arange(6.0)], sizes=[1, 2, 3]), batch_size=1)
+    >>> len(clients), clients.train.rows(2), clients.names[2]
+    (3, (tensor([3., 4., 5.]),), '2')
+    """
+
+    columns: Sequence[Any]
+    sizes: Any
+    starts: Any = None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+class Numbers(Sequence[str]):
+    """The names of clients that have none: their numbers, made when they are asked for.
+
+    >>> Numbers(1_000_000)[999], list(Numbers(2))
+    ('999', ['0', '1'])
+    """
+
+    def __init__(self, count: int):
+        self._range = range(count)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, number: Any) -> Any:
+        found = self._range[number]
+        return tuple(map(str, found)) if isinstance(found, range) else str(found)
 
 
 class Shards:
     """One split (training, validation or test) of every client: shared columns and where each
     client's rows begin."""
 
-    def __init__(self, clients: Sequence[Rows], names: Sequence[str]):
+    def __init__(self, clients: Sequence[Rows] | Ranges, names: Sequence[str]):
+        if isinstance(clients, Ranges):
+            self.columns, self.sizes, self.starts = _opened(clients)
+            return
         converted = [_columns(rows, name) for rows, name in zip(clients, names, strict=True)]
         _check_alike(converted, names)
         self.columns = tuple(_joined(parts) for parts in zip(*converted, strict=True))
@@ -34,6 +80,14 @@ class Shards:
     def batch(self, client: int) -> Batch:
         """All rows of a client."""
         return batch_of(*self.rows(client))
+
+    def of_class(self, positive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows with labels of that class; where among them each client's begin, and how many
+        these are."""
+        chosen = (np.asarray(self.columns[1]).reshape(-1) > 0) == positive
+        before = np.concatenate([[0], np.cumsum(chosen)])
+        starts = before[self.starts]
+        return np.flatnonzero(chosen), starts, before[self.starts + self.sizes] - starts
 
     def to(self, dtype: torch.dtype) -> Shards:
         """The same rows with floating columns in another precision."""
@@ -54,10 +108,10 @@ class Clients:
 
     def __init__(
         self,
-        train: Sequence[Rows],
+        train: Sequence[Rows] | Ranges,
         batch_size: int | None = 32,
-        validation: Sequence[Rows] | None = None,
-        test: Sequence[Rows] | None = None,
+        validation: Sequence[Rows] | Ranges | None = None,
+        test: Sequence[Rows] | Ranges | None = None,
         weights: Weights | None = None,
         names: Sequence[str] | None = None,
         sampling: Sampling = "epoch",
@@ -68,8 +122,8 @@ class Clients:
         takes part in nothing but what a method asks it for."""
         if len(train) == 0:
             raise ValueError("no clients were given: give one tuple of arrays per client")
-        self.names = tuple(names) if names is not None else tuple(str(k) for k in range(len(train)))
-        if len(self.names) != len(train) or len(set(self.names)) != len(train):
+        self.names = Numbers(len(train)) if names is None else tuple(names)
+        if names is not None and not len(self.names) == len(train) == len(set(self.names)):
             raise ValueError(
                 f"{len(train)} clients need as many different names, not {list(self.names)}"
             )
@@ -81,9 +135,13 @@ class Clients:
             raise ValueError(f'weights is {weights!r}; give "uniform" or "size"')
         if sampling not in ("epoch", "iid", "balanced"):
             raise ValueError(f'sampling is {sampling!r}; give "epoch", "iid" or "balanced"')
-        extra = [] if auxiliary is None else [auxiliary]
-        self.train = Shards([*train, *extra], [*self.names, AUXILIARY][: len(train) + len(extra)])
-        self.auxiliary = len(train) if extra else None  # its number
+        if auxiliary is None:
+            self.train, self.auxiliary = Shards(train, self.names), None
+        elif isinstance(train, Ranges):
+            raise ValueError("auxiliary rows go with clients given one by one, not with Ranges")
+        else:
+            self.train = Shards([*train, auxiliary], [*self.names, AUXILIARY])
+            self.auxiliary = len(train)  # its number
         self.splits = {"train": self.train}
         for split, rows in (("validation", validation), ("test", test)):
             if rows is not None:
@@ -138,14 +196,13 @@ class Clients:
             )
         if len(self.train.columns) < 2:
             raise ValueError('sampling "balanced" needs a column of labels beside the features')
-        for k, name in enumerate(self.names):
-            labels = self.train.rows(k)[1]
-            if bool((labels > 0).all()) or bool((labels <= 0).all()):
-                raise ValueError(
-                    f"client {name} has rows of one class only, so it cannot draw "
-                    "class-balanced batches: "
-                    'use sampling "epoch"'
-                )
+        sizes = self.train.sizes[: len(self)]
+        positives = self.train.of_class(True)[2][: len(self)]
+        if len(bad := np.flatnonzero((positives == 0) | (positives == sizes))):
+            raise ValueError(
+                f"client {self.names[int(bad[0])]} has rows of one class only, so it cannot draw "
+                'class-balanced batches: use sampling "epoch"'
+            )
 
 
 def _joined(parts: tuple[Tensor, ...]) -> Tensor:
@@ -179,14 +236,70 @@ def _columns(rows: Rows, name: str) -> tuple[Tensor, ...]:
         )
     if lengths[0] == 0:
         raise ValueError(f"client {name} has no rows: leave it out, or give it some")
-    for number, column in enumerate(columns):
-        if column.is_floating_point() and not bool(torch.isfinite(column).all()):
-            row = int((~torch.isfinite(column.reshape(len(column), -1))).any(1).nonzero()[0])
-            raise ValueError(
-                f"client {name}: array {number} has a NaN or an infinity in row {row}; impute "
-                "or drop such rows first"
-            )
+    _check_finite(columns, f"client {name}: ")
     return columns
+
+
+def _opened(given: Ranges) -> tuple[tuple[Tensor, ...], np.ndarray, np.ndarray]:
+    """Columns, sizes and starts, after a look at them."""
+    columns = tuple(_column(column) for column in given.columns)
+    if not columns or any(c.dim() == 0 or len(c) != len(columns[0]) for c in columns):
+        raise ValueError(
+            f"the columns have the shapes {[tuple(c.shape) for c in columns]}; give at least one, "
+            "and all with the same number of rows"
+        )
+    rows, sizes = len(columns[0]), np.asarray(given.sizes, dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    if given.starts is not None:
+        starts = np.asarray(given.starts, dtype=np.int64)
+    elif sizes.sum() != rows:
+        raise ValueError(
+            f"the sizes add up to {sizes.sum()}, but the columns have {rows} rows: give the sizes "
+            "of all clients, or starts too"
+        )
+    if starts.shape != sizes.shape or sizes.ndim != 1:
+        raise ValueError(f"there are {sizes.shape} sizes and {starts.shape} starts: give as many")
+    if len(bad := np.flatnonzero((sizes < 1) | (starts < 0) | (starts + sizes > rows))):
+        k = int(bad[0])
+        raise ValueError(
+            f"client {k} has {sizes[k]} rows from row {starts[k]} on; give each client at least "
+            f"one of the {rows} rows"
+        )
+    # Maps of their own, gone after the look: files stay out of this process's memory.
+    _check_finite(tuple(_column(column) for column in given.columns))
+    return columns, sizes, starts
+
+
+def _column(given: Any) -> Tensor:
+    if isinstance(given, str | os.PathLike):
+        # A private map: torch asks for one that may be written to, and nothing reaches the file.
+        given = np.load(given, mmap_mode="c", allow_pickle=False)
+    if isinstance(given, Tensor):
+        return given
+    with warnings.catch_warnings():
+        # Nothing here writes to a column.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(given))
+
+
+def _check_finite(columns: tuple[Tensor, ...], where: str = "") -> None:
+    for number, column in enumerate(columns):
+        for first, part in _looked_at(column) if column.is_floating_point() else ():
+            if bool(torch.isfinite(part).all()):
+                continue
+            row = first + int((~torch.isfinite(part.reshape(len(part), -1))).any(1).nonzero()[0])
+            raise ValueError(
+                f"{where}array {number} has a NaN or an infinity in row {row}; impute or drop such "
+                "rows first"
+            )
+
+
+def _looked_at(column: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Parts of a column, each with the number of its first row: one that is on the disk is never
+    in memory as a whole."""
+    step = max(1, _CHECKED // max(1, column[:1].numel()))
+    for first in range(0, len(column), step):
+        yield first, column[first : first + step]
 
 
 def _check_alike(clients: list[tuple[Tensor, ...]], names: Sequence[str]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,39 +13,63 @@ from fedminimax.data.clients import Clients
 from fedminimax.problems.questions import GRADIENTS
 from fedminimax.types import Cost, Problem
 
+_TOGETHER = 1024  # replies that are added up at once
+
 
 class SimulatedAsk:
-    """Asks every client about its rows of one split, and counts what would have travelled, and
-    the gradients that were computed for the answers."""
+    """Asks every client, or those of the given numbers, about its rows of one split, and counts
+    what would have travelled, and the gradients that were computed for the answers."""
 
     sees_rows = True
 
-    def __init__(self, problem: Problem, clients: Clients, split: str, weights: Tensor):
-        self.problem, self.shards, self.weights = problem, clients.splits[split], weights
-        self.names = clients.names
+    def __init__(
+        self,
+        problem: Problem,
+        clients: Clients,
+        split: str,
+        weights: Tensor,
+        numbers: np.ndarray | None = None,
+    ):
+        self.problem, self.shards = problem, clients.splits[split]
+        self.names: Sequence[str] = clients.names
+        self.weights, self._numbers = weights, range(len(clients))
+        if numbers is not None:
+            self._numbers = numbers.tolist()
+            self.names = tuple(clients.names[k] for k in self._numbers)
+            chosen = weights[torch.from_numpy(numbers)]
+            self.weights = chosen / chosen.sum()
         self.sampled_positive_share = clients.sampled_positive_share
         self.cost = Cost()
 
     def each(self, question: str, *vectors: Tensor) -> list[tuple[Tensor, ...]]:
-        with torch.no_grad():
-            replies = [
-                self.problem.answer(question, vectors, self.shards.batch(k))
-                for k in range(len(self.names))
-            ]
-        down = sum(v.numel() * v.element_size() for v in vectors) * len(replies)
-        up = sum(v.numel() * v.element_size() for reply in replies for v in reply)
-        asked = GRADIENTS.get(question, 0)
-        rows = asked * int(self.shards.sizes[: len(replies)].sum())
-        self.cost += Cost(asked * len(replies), rows, up, down, exchanges=1)
-        return replies
+        return list(self._replies(question, vectors))
 
     def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
-        fields = zip(*self.each(question, *vectors), strict=True)
-        return tuple(
-            sum((w * v for w, v in zip(self.weights.tolist(), field, strict=True)), torch.zeros(()))
-            for field in fields
-        )
+        total: list[Tensor] = []
+        replies = self._replies(question, vectors)
+        for weight, reply in zip(self.weights.tolist(), replies, strict=True):
+            total = total or [torch.zeros(())] * len(reply)
+            total = [t + weight * v for t, v in zip(total, reply, strict=True)]
+        return tuple(total)
 
     def sum(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
-        fields = zip(*self.each(question, *vectors), strict=True)
-        return tuple(torch.stack(field).sum(0) for field in fields)
+        total: list[Tensor] = []
+        replies = self._replies(question, vectors)
+        while some := list(islice(replies, _TOGETHER)):
+            part = [torch.stack(field).sum(0) for field in zip(*some, strict=True)]
+            total = [a + b for a, b in zip(total, part, strict=True)] if total else part
+        return tuple(total)
+
+    def _replies(self, question: str, vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+        """One after the other: those of a million clients are never in memory together."""
+        asked, count = GRADIENTS.get(question, 0), len(self._numbers)
+        down = sum(v.numel() * v.element_size() for v in vectors) * count
+        rows = asked * int(self.shards.sizes[self._numbers].sum()) if asked else 0
+        self.cost += Cost(asked * count, rows, 0, down, exchanges=1)
+        up = 0
+        for client in self._numbers:
+            with torch.no_grad():
+                reply = self.problem.answer(question, vectors, self.shards.batch(client))
+            up += sum(v.numel() * v.element_size() for v in reply)
+            yield reply
+        self.cost += Cost(bytes_up=up)

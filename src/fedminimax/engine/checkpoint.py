@@ -44,10 +44,10 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise CheckpointError(
             f"could not write {path}: {error.strerror}; {kept}. Free some space and resume"
         ) from error
-    _flush_name(path.parent)
+    flush_name(path.parent)
 
 
-def _flush_name(folder: Path) -> None:
+def flush_name(folder: Path) -> None:
     """A file's new name too must survive a power cut, where the system can promise that."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

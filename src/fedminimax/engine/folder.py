@@ -5,6 +5,7 @@ environment.json    versions, machine, and the executor that was chosen
 preparation.json    how rows were read and scaled
 history.jsonl       one line per evaluation
 checkpoints/        round-NNNNNNN.safetensors, the last two
+clients/            what clients keep, if the store is on disk (engine/disk_store.py)
 final.safetensors   the result: no time, no host
 """
 
@@ -29,6 +30,7 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
+        self.clients = self.path / "clients"
         self.history = self.path / "history.jsonl"
         self.final = self.path / "final.safetensors"
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedminimax.data.batches import Draws, Sampler
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import find_non_finite
-from fedminimax.engine.store import Store
+from fedminimax.engine.store import ClientStore
 from fedminimax.engine.work import (
     ClientError,
     Exchanged,
@@ -127,7 +127,7 @@ class State(NamedTuple):
 def play_round(
     federation: Federation,
     state: State,
-    store: Store,
+    store: ClientStore,
     executor: Executor,
     watch: Drift | None = None,
 ) -> State:
@@ -182,7 +182,7 @@ def _not_finite(work: Work, bad: str) -> str:
 
 def meet(
     federation: Federation,
-    store: Store,
+    store: ClientStore,
     cohort: np.ndarray,
     phase: Phase,
     server: Any,

@@ -8,13 +8,16 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedminimax.data.clients import Clients
+from fedminimax.engine import disk_store
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.profile import Profile
@@ -22,6 +25,7 @@ from fedminimax.engine.round import Federation, State
 from fedminimax.engine.trainer import Best, Plan, Trainer
 from fedminimax.metrics.optimality import check_names
 from fedminimax.problems._levels import check_levels
+from fedminimax.random import distinct, key
 from fedminimax.types import Algorithm, Point, Problem
 
 
@@ -66,6 +70,8 @@ def simulate(
     allow_partial: bool = False,
     checkpoint_every: int | None = None,
     measures: Sequence[str] = (),
+    store: str = "memory",
+    evaluate_clients: int | None = None,
     resume: bool = False,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_round: Callable[[int], None] | None = None,
@@ -90,6 +96,10 @@ def simulate(
     - checkpoint_every: rounds between checkpoints; None: as often as evaluations.
     - measures: optimality measures (metrics/optimality.py) to log with each evaluation, computed on
       all training rows.
+    - store: where clients' states are between rounds, "memory" or "disk": in the folder of the run,
+      or in a temporary one; for many clients, of which only a cohort is in memory at a time.
+    - evaluate_clients: how many clients evaluations ask, drawn once by the seed; None: all. Their
+      weights add up to one. What the problem learns before the first round it asks all clients.
     - on_record, on_round: called with each record, and after each round.
     - interrupted: asked after each round; once it is true, a checkpoint is written to the folder
       and Interrupted, a KeyboardInterrupt, raised.
@@ -98,7 +108,9 @@ def simulate(
     _check_kinds(problem, algorithm, clients)
     cohort = len(clients) if cohort is None else cohort
     _check_numbers(rounds, evaluate_every, checkpoint_every, stop_early, target, cohort, clients)
+    asked = _drawn(evaluate_clients, len(clients), seed)
     check_names(measures)
+    disk_store.check_kind(store)
     _check_match(problem, algorithm, cohort < len(clients) and not allow_partial)
     if algorithm.auxiliary and clients.auxiliary is None:
         raise ValueError(
@@ -120,17 +132,19 @@ def simulate(
     elif place is not None and not place.path.exists():
         raise ValueError(f"there is no folder {place.path} to resume from: leave resume out")
     every = checkpoint_every or evaluate_every
-    looks = (evaluate_every, every, stop_early, target, tuple(measures))
+    looks = (evaluate_every, every, stop_early, target, tuple(measures), asked)
     plan = Plan(rounds, *looks, on_record, on_round, interrupted, profile)
-    trainer = Trainer(federation, plan, place, _identity(federation, point))
     server = federation.algorithm.init_server(problem, point)
     state = State(0, 0, server, ask.cost)
-    mapped = trainer.begin(state, executor, resume)
-    try:
-        trainer.train()
-    finally:
-        mapped.close()
-    moments = problem.moments(trainer.point, SimulatedAsk(problem, clients, "train", weights))
+    keep, count = federation.algorithm.keep, len(clients.train.sizes)
+    kept = disk_store.make(store, keep, count, None if place is None else place.clients)
+    with closing(kept):
+        # It goes over all rows: only for a run that may be gone on with.
+        identity = "" if place is None else _identity(federation, point)
+        trainer = Trainer(federation, plan, place, identity, kept)
+        with closing(trainer.begin(state, executor, resume)):
+            trainer.train()
+    moments = problem.moments(trainer.point, trainer.ask("train"))
     trainer.save_final(moments)
     done = (trainer.history, trainer.outcome, trainer.state.round, trainer.best)
     return Run(problem, trainer.point, *done, moments, place)
@@ -177,6 +191,17 @@ def _check_numbers(
             f"{name} needs validation rows, because test rows never decide anything: give "
             f"validation=..., or leave {name} out"
         )
+
+
+def _drawn(count: int | None, clients: int, seed: int) -> np.ndarray | None:
+    if count is None:
+        return None
+    if not isinstance(count, int) or not 1 <= count <= clients:
+        raise ValueError(
+            f"evaluate_clients is {count!r}; give a whole number from 1 to {clients}, the number "
+            "of clients, or leave it out"
+        )
+    return distinct(key(seed, "evaluation"), count, clients)
 
 
 def _check_match(problem: Problem, algorithm: Algorithm, partial: bool) -> None:
@@ -230,12 +255,24 @@ def _identity(federation: Federation, start: Point) -> str:
         "seed": federation.seed,
         "cohort": federation.cohort,
         "batches": [clients.batch_size, clients.sampling, clients.positive_share],
-        "weights": federation.weights.tolist(),
     }
+    weights = federation.weights
+    # As text, a million weights would take longer than the rows.
+    large = len(weights) > _MANY
+    settings["weights"] = _digest((weights,)).hexdigest() if large else weights.tolist()
     digest = hashlib.blake2s(json.dumps(settings, sort_keys=True).encode())
-    for tensor in (*start, *clients.train.columns):
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    if large:
+        digest.update(clients.train.sizes.tobytes() + clients.train.starts.tobytes())
+    return _digest((*start, *clients.train.columns), digest).hexdigest()
+
+
+def _digest(tensors: Sequence[Tensor], digest: Any = None) -> Any:
+    digest = hashlib.blake2s() if digest is None else digest
+    for tensor in tensors:
+        # In parts: a column may be larger than the memory.
+        for part in tensor.detach().split(max(1, _MANY * len(tensor) // max(1, tensor.numel()))):
+            digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest
 
 
 def _settings(problem: Problem) -> dict[str, str]:
@@ -249,6 +286,7 @@ def _settings(problem: Problem) -> dict[str, str]:
     return found if network is None else {**found, "module": network.text}
 
 
+_MANY = 100_000
 _PLAIN = (int, float, str, bool, type(None))
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.checkpoint import CheckpointError
+from fedminimax.engine.disk_store import DiskStore
 from fedminimax.engine.folder import RunFolder, environment
 from fedminimax.engine.profile import Profile, untimed
 from fedminimax.engine.round import Federation, State, play_round
-from fedminimax.engine.store import Store
+from fedminimax.engine.store import ClientStore
 from fedminimax.engine.trees import grown, leaves
 from fedminimax.engine.work import Executor, kept_type
 from fedminimax.metrics.optimality import DRIFT, Drift, measure
@@ -50,6 +53,7 @@ class Plan:
     stop_early: int | None = None
     target: float | None = None
     measures: tuple[str, ...] = ()
+    asked: np.ndarray | None = None  # the clients that evaluations ask; None: all
     on_record: Callable[[dict[str, Any]], None] | None = None
     on_round: Callable[[int], None] | None = None
     interrupted: Callable[[], bool] | None = None  # asked after each round
@@ -68,13 +72,19 @@ class Best(NamedTuple):
 class Trainer:
     """The rounds of one run."""
 
-    def __init__(self, federation: Federation, plan: Plan, folder: RunFolder | None, identity: str):
+    def __init__(
+        self,
+        federation: Federation,
+        plan: Plan,
+        folder: RunFolder | None,
+        identity: str,
+        store: ClientStore,
+    ):
         self.federation, self.plan, self.folder = federation, plan, folder
-        self.identity = identity
+        self.identity, self.store = identity, store
         self.begun = time.perf_counter()
         splits = federation.clients.splits
         self.evaluated = [s for s in ("validation", "test") if s in splits] or ["train"]
-        self.store = Store(federation.algorithm.keep)
         self.history: list[dict[str, Any]] = []
         self.best: Best | None = None
         self.drift: Drift | None = None  # of the round just played
@@ -86,17 +96,27 @@ class Trainer:
     def point(self) -> Point:
         return self.federation.algorithm.point(self.state.server)
 
+    def ask(self, split: str) -> SimulatedAsk:
+        """Questions to the clients that evaluations ask."""
+        federation = self.federation
+        clients, weights = federation.clients, federation.weights
+        return SimulatedAsk(federation.problem, clients, split, weights, self.plan.asked)
+
     def begin(self, state: State, executor: str, resume: bool) -> Executor:
         """From the given state, or from the last checkpoint of the folder."""
         self.state = state
         chosen: dict[str, Any] = {}
+        saved = None
         if self.folder is not None and resume:
             chosen = self.folder.read_json("environment.json", missing={})
             # Without an executor the run was stopped before its first round ended.
             chosen = chosen if "executor" in chosen else {}
             saved = self.folder.last_checkpoint()
-            if saved is not None:
-                self._restore(*saved)
+        if saved is not None:
+            self._restore(*saved)
+        else:
+            self.store.restore(state.round, {})
+        if self.folder is not None and resume:
             self.history = self.folder.cut_history(self.state.round if saved else -1)
         left = self.plan.rounds - self.state.round
         self.executor = executors.make(
@@ -140,7 +160,7 @@ class Trainer:
             due = done % plan.checkpoint_every == 0 or stops or leaves_off
             if self.folder is not None and due:
                 with self.part("checkpoint"):
-                    self.folder.save_checkpoint(done, self._tensors(), self._about())
+                    self._save_checkpoint(self.folder)
             if leaves_off:
                 raise Interrupted(done)
 
@@ -183,19 +203,19 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """A record of where the run stands; it may end the run."""
-        federation, problem = self.federation, self.federation.problem
+        problem = self.federation.problem
         record: dict[str, Any] = {"round": self.state.round, **self.state.cost._asdict()}
-        ask = SimulatedAsk(problem, federation.clients, "train", federation.weights)
+        ask = self.ask("train")
         moments = problem.moments(self.point, ask)
         asked = ask.cost
         for split in self.evaluated:
-            ask = SimulatedAsk(problem, federation.clients, split, federation.weights)
+            ask = self.ask(split)
             record[split] = problem.evaluate(self.point, ask, moments)
             asked += ask.cost
         if variables := problem.variables(self.point, ask):
             record["variables"] = variables
         if self.plan.measures:
-            ask = SimulatedAsk(problem, federation.clients, "train", federation.weights)
+            ask = self.ask("train")
             record["optimality"] = measure(self.plan.measures, problem, self.point, ask)
             asked += ask.cost
         if self.drift is not None:
@@ -247,11 +267,12 @@ class Trainer:
                 f"{problem.monitor} {value:.4g}"
             )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = dict(leaves(self.state.server, "server"))
-        for client, kept in self.store.states.items():
-            tensors |= leaves(kept, f"client.{client}")
-        return tensors | self._best_tensors()
+    def _save_checkpoint(self, folder: RunFolder) -> None:
+        tensors, elsewhere = self.store.checkpoint()
+        tensors |= dict(leaves(self.state.server, "server"))
+        about = self._about() | ({} if elsewhere is None else {"clients": elsewhere})
+        folder.save_checkpoint(self.state.round, tensors | self._best_tensors(), about)
+        self.store.checkpointed(self.state.round)
 
     def _best_tensors(self) -> dict[str, Tensor]:
         if self.best is None:
@@ -297,10 +318,24 @@ class Trainer:
             for owner, fields in parts.items()
             if owner != "best"
         }
-        self.store = Store(self.store.fields, kept)
+        self._restore_clients(kept, about.get("clients"))
         self.best = best_of(tensors, about)
         self.waited, self.outcome = about["waited"], about["outcome"]
         self.begun = time.perf_counter() - about["seconds"]
+
+    def _restore_clients(self, kept: dict[int, Any], elsewhere: dict[str, Any] | None) -> None:
+        """The states that a checkpoint holds, or those in the files that it refers to; whichever
+        store they come from, this run's has them then."""
+        if elsewhere is None:
+            self.store.restore(self.state.round, kept)
+        elif isinstance(self.store, DiskStore):
+            self.store.roll_back(self.state.round, elsewhere)
+        else:
+            assert self.folder is not None
+            count = len(self.federation.clients.train.sizes)
+            with closing(DiskStore(self.store.fields, count, self.folder.clients)) as files:
+                files.roll_back(self.state.round, elsewhere)
+                self.store.restore(self.state.round, files.states)
 
 
 def best_of(tensors: dict[str, Tensor], about: dict[str, Any]) -> Best | None:

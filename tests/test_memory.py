@@ -1,0 +1,127 @@
+"""How much memory a run takes: no more after many rounds, and what docs/memory.md says."""
+
+from __future__ import annotations
+
+import gc
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from fedminimax.algorithms.codasca import Codasca
+from fedminimax.algorithms.fedavg import FedAvg
+from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.algorithms.local_sgdam import LocalSGDAM
+from fedminimax.algorithms.scaffold import Scaffold
+from fedminimax.bench_scale import resident
+from fedminimax.data.clients import Clients
+from fedminimax.engine import executors
+from fedminimax.engine.round import Federation, State, play_round
+from fedminimax.engine.simulate import simulate
+from fedminimax.engine.store import Store
+from fedminimax.engine.work import bytes_of
+from fedminimax.problems.functions import Minimax
+from fedminimax.types import Algorithm, Cost
+
+PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
+
+
+def square(x, y, batch):
+    return batch.mean((batch.rows[0] - x).square().sum(-1)) / 2
+
+
+@pytest.mark.parametrize(
+    "executor", ["vectorised", pytest.param("compiled", marks=pytest.mark.slow)]
+)
+def test_memory_does_not_grow_with_the_rounds(executor):
+    """The cohort changes from round to round, and clients keep states."""
+    clients = Clients([(torch.full((3, 2), float(k)),) for k in range(8)], batch_size=2)
+    at: dict[int, float] = {}
+
+    def on_round(round: int) -> None:
+        if round in (2_000, 10_000):
+            gc.collect()
+            at[round] = resident()["VmRSS"]
+
+    simulate(
+        Minimax(square, torch.zeros(2)),
+        Scaffold(lr=0.01, local_steps=1),
+        clients,
+        10_000,
+        cohort=4,
+        executor=executor,
+        evaluate_every=10_000,
+        on_round=on_round,
+    )
+    assert at[10_000] - at[2_000] < 4
+
+
+# ------------------------------------------------------------------ the formula
+
+
+def shifted(x, y, batch):
+    """Its gradients need no more than a few vectors as long as x, and hardly any for the rows."""
+    gain = 0.0 if len(y) == 0 else (x[:1] * y).sum() - y.square().sum()
+    return batch.mean(batch.rows[0]) * x.sum() + x.square().sum() / 2 + gain
+
+
+METHODS: dict[str, Algorithm] = {
+    "FedAvg": FedAvg(local_steps=3),
+    "Scaffold": Scaffold(local_steps=3),
+    "LocalSGDA": LocalSGDA(local_steps=3),
+    "LocalSGDAM": LocalSGDAM(local_steps=3),
+    "Codasca": Codasca(local_steps=3),
+}
+
+
+def peak(
+    method: Algorithm, clients: int, length: int, executor: str = "vectorised"
+) -> tuple[int, int]:
+    """The most bytes of tensors that the third round holds at once beyond those of its beginning,
+    and the bytes that a client keeps."""
+    dual = torch.zeros(1 if method.maximises else 0)
+    problem = Minimax(shifted, torch.zeros(length), dual)
+    federation, store = _federation(problem, method, clients), Store(method.keep)
+    state = State(0, 0, federation.algorithm.init_server(problem, problem.start()), Cost())
+    mapped = executors.make(executor)
+    for _ in range(2):
+        state = play_round(federation, state, store, mapped)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        after = play_round(federation, state, store, mapped)
+    mapped.close()
+    assert after.round == 3
+    events: list[Any] = watched.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = most = 0
+    for _, bytes in changes:
+        held += bytes
+        most = max(most, held)
+    kept = bytes_of(store.load(np.arange(clients)))
+    return most, kept // clients
+
+
+def _federation(problem, method: Algorithm, clients: int) -> Federation:
+    rows = [(torch.arange(4.0) + k,) for k in range(clients)]
+    given = Clients(rows, batch_size=2)
+    return Federation.of(problem, method, given, given.weight_vector("uniform"), 0, clients)
+
+
+STATED = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
+
+
+def test_the_page_states_all_of_these_methods():
+    assert [name for name, *_ in STATED] == list(METHODS)
+
+
+@pytest.mark.parametrize(("name", "kept", "most"), STATED)
+def test_peak_memory_is_what_the_page_says(name, kept, most):
+    """Twice the clients, or twice the length, is twice the memory."""
+    for clients, length in ((3, 20_000), (6, 20_000), (3, 40_000)):
+        vector = 4 * length
+        found, own = peak(METHODS[name], clients, length)
+        assert found == pytest.approx(int(most) * clients * vector, rel=0.05)
+        assert own == pytest.approx(int(kept) * vector, rel=0.01)
