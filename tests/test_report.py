@@ -26,7 +26,7 @@ from fedminimax.metrics.federated_auc import (
     histogram,
     roc_from_counts,
 )
-from fedminimax.report import curves, html
+from fedminimax.report import curves, figures, html
 from fedminimax.report.charts import Chart, Mark, Series, axis, log_axis, starts_far_off
 from fedminimax.report.charts import html as drawn
 from fedminimax.report.roc import Asked
@@ -403,6 +403,87 @@ def test_an_unfinished_run_is_shown_as_far_as_it_is(home, report, tmp_path):
     assert len(page.charts["auc-test-by-round"]["series"][0]["marks"]) == 2
 
 
+def test_a_run_that_ended_between_evaluations_has_no_curve(home, report, tmp_path):
+    """One that diverged, say: its last point is not that of its last record."""
+    ended = tmp_path / "ended"
+    shutil.copytree(home / "runs" / "auc-0", ended)
+    lines = (ended / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    (ended / "history.jsonl").write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
+    page, _ = report(ended)
+    assert "no curve, because the run ended at round 6, which was not evaluated" in page.text
+
+
+def test_evaluations_that_asked_some_clients(home, report):
+    ran(home, "some", "auc", "codasca", "run.evaluate_clients=2", "method.lr=0.05")
+    own = records(home, "some")[-1]["test"]
+    page, _ = report("some", "auc-0")
+    shutil.rmtree(home / "runs" / "some")
+    curve, _ = page.charts["roc"]["series"]
+    x, y = ([mark[place] for mark in curve["marks"]] for place in (0, 1))
+    assert np.trapezoid(y, x) == pytest.approx(own["auc"], abs=5e-3)
+    (table,) = [rows for rows in page.tables if rows[0][0].strip() == "Site"]
+    told = {row[0].strip(): row[3].strip() for row in table[1:]}
+    assert all(int(row[1]) > 0 for row in table[1:])
+    assert {name for name, cell in told.items() if cell != "\N{EN DASH}"} == own["sites"].keys()
+    assert len(told) == 3 > len(own["sites"])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("history.jsonl", lambda text: text + b"null\n", "line 5 of .* is no record of a run"),
+        ("history.jsonl", lambda text: text.replace(b"exchanges", b"x"), "line 1 of .* no record"),
+        ("history.jsonl", lambda text: b"\xff\xfe\n", "there is no record in"),
+        ("config.toml", lambda text: text.replace(b"lr =", b"lrr ="), "damaged: .*no key 'lrr'"),
+        ("environment.json", lambda text: b"{", "environment.json is damaged"),
+        ("final.safetensors", lambda text: text[:9], "final.safetensors is damaged"),
+    ],
+)
+def test_a_damaged_run_is_left_out_with_a_sentence(home, report, tmp_path, name, change, why):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(home / "runs" / "auc-0", damaged)
+    (damaged / name).write_bytes(change((damaged / name).read_bytes()))
+    page, said = report("auc-1", damaged)
+    assert re.search(f"note: left out: .*{why}", said.err)
+    assert page.charts
+
+
+def test_a_last_line_that_is_no_text_is_what_a_kill_leaves(home, report, tmp_path):
+    cut = tmp_path / "cut"
+    shutil.copytree(home / "runs" / "auc-0", cut)
+    with open(cut / "history.jsonl", "ab") as file:
+        file.write(b'{"round": \xff')
+    page, _ = report(cut)
+    assert len(page.charts["auc-test-by-round"]["series"][0]["marks"]) == 4
+
+
+def test_a_model_that_cannot_be_made_again_leaves_out_the_curve(home, report, tmp_path):
+    copied = tmp_path / "copied"
+    shutil.copytree(home / "runs" / "auc-0", copied)
+    (copied / "preparation.json").unlink()
+    page, _ = report(copied)
+    assert "no curve, because the rows could not be read again (there is no prep" in page.text
+
+
+def test_numbers_of_a_run_that_diverged_do_not_break_the_page(home, report, tmp_path):
+    folder = tmp_path / "diverged"
+    shutil.copytree(home / "runs" / "auc-0", folder)
+    found = records(home, "auc-0")
+    found[1]["test"]["loss"], found[2]["test"]["loss"], found[3]["test"]["loss"] = (
+        -1e308,
+        1e308,
+        1.0,
+    )
+    found[3]["test"]["auc"] = found[3]["test"]["auc_interval"] = None
+    found[3]["test"]["sites"] = dict.fromkeys(found[3]["test"]["sites"])
+    found[3]["variables"] = dict.fromkeys(found[3]["variables"])
+    text = "".join(json.dumps(record) + "\n" for record in found)
+    (folder / "history.jsonl").write_text(text, encoding="utf-8")
+    page, _ = report(folder)
+    assert [mark[0] for mark in page.charts["loss-on-test-rows"]["series"][0]["marks"]] == [0, 6]
+    assert [mark[0] for mark in page.charts["auc-test-by-round"]["series"][0]["marks"]] == [0, 2, 4]
+
+
 def test_folders_without_runs(home, report, capsys, tmp_path):
     page, said = report("", tmp_path / "nothing")
     assert "note: left out: there is no config.toml in" in said.err
@@ -454,7 +535,10 @@ def test_labels_tell_groups_apart(home, tmp_path):
         path = home / "auc-0.toml"
         folder = tmp_path / name
         assert cli.main(["run", str(path), change, "--quiet", "--folder", str(folder)]) == 0
-    folders = [tmp_path / "slow", tmp_path / "fast", home / "runs" / "average"]
+    # Where client states were does not tell runs apart.
+    changes = ("run.store=disk", "--quiet", "--folder", str(tmp_path / "disk"))
+    assert cli.main(["run", str(home / "average.toml"), *changes]) == 0
+    folders = [tmp_path / "slow", tmp_path / "fast", home / "runs" / "average", tmp_path / "disk"]
     labels = [group.label for group in grouped(runs_in(folders, print))]
     assert labels == ["codasca, lr 0.01", "codasca, lr 0.3", "fedavg"]
 
@@ -475,11 +559,18 @@ def test_a_start_far_off_is_cut_from_the_axis(home):
 
 
 def test_axes_hold_their_values():
-    for values in ([0.1, 0.97], [3.0], [-2e-9, 5e-9], [0, 123456], [1e6, 7e6], [0.0]):
+    for values in (
+        *([0.1, 0.97], [3.0], [-2e-9, 5e-9], [0, 123456], [1e6, 7e6], [0.0]),
+        *([0.00141, 0.00159], [0.5, 0.50001], [1 / 3, 1 / 3 + 6e-17], [1234567, 1234600]),
+        *([3e8, 3.0001e8], [1e38, 3e38], [-20000, 20000]),
+    ):
         found = axis(values)
         assert found.low <= min(values)
         assert found.high >= max(values)
         assert len({text for _, text in found.ticks}) == len(found.ticks) >= 2
+        assert all(0 <= found.at(value) <= 1 for value in values)
+    widest = log_axis([5e-324, 1.7e308])
+    assert widest.at(1e308) == 1
     found = log_axis([3e-14, 20.0])
     assert (found.low, found.high) == (1e-14, 100.0)
     assert found.at(1e-14) == 0
@@ -487,6 +578,18 @@ def test_axes_hold_their_values():
 
 
 # Files for others
+
+
+def test_names_of_many_lines_do_not_cover_the_chart(tmp_path):
+    pytest.importorskip("matplotlib")
+    marks = (Mark(0, 1, 1, 1), Mark(1, 2, 2, 2))
+    chart = Chart("many", "", "", tuple(Series(f"line {n}", n, marks) for n in range(40)))
+    figure = figures._chart(chart)
+    figure.canvas.draw()
+    (axis,) = figure.axes
+    names = axis.get_legend().get_window_extent()
+    assert names.x0 >= axis.get_window_extent().x1
+    assert names.x1 <= figure.get_tightbbox().x1 * figure.dpi
 
 
 def test_figures_are_written(home, report, tmp_path):

@@ -23,9 +23,11 @@ from fedminimax.engine import ask as asking
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.simulate import simulate
 from fedminimax.problems.functions import Minimax
+from fedminimax.problems.group_dro import GroupDRO, numbered
 from fedminimax.random import distinct, key
 
 D = torch.float64
+ONES = torch.ones(3, dtype=D) / 3
 
 
 def square(x, y, batch):
@@ -101,6 +103,32 @@ def test_a_run_on_ranges_is_the_run_on_the_clients(tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_other_ranges_of_the_same_columns_are_another_experiment(tmp_path):
+    columns = [torch.arange(8.0)[:, None]]
+
+    def go(rounds, starts, **options):
+        clients = Clients(Ranges(columns, [2, 2], starts), batch_size=1)
+        options |= {"executor": "debug", "folder": tmp_path, "evaluate_every": 1}
+        simulate(Minimax(square, torch.zeros(1)), FedAvg(), clients, rounds, **options)
+
+    go(1, [0, 2])
+    with pytest.raises(ValueError, match="are of another experiment"):
+        go(2, [4, 6], resume=True)
+    go(2, [0, 2], resume=True)
+
+
+def test_a_file_that_is_no_column_is_a_sentence(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros(2))
+    np.save(tmp_path / "text.npy", np.array(["a", "b"]))
+    for name, sentence in (
+        ("nothing.npy", "could not be read as a column .*No such file"),
+        ("x.npz", "could not be read as a column .*give a file of numpy.save"),
+        ("text.npy", "a column cannot be used: .*str"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Clients(Ranges([tmp_path / name], [2]))
+
+
 def test_a_column_of_the_run_s_type_stays_on_the_disk(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((6, 1), dtype=np.float32))
     clients = Clients(Ranges([tmp_path / "x.npy"], [3, 3]))
@@ -174,6 +202,17 @@ def test_those_asked_count_by_their_weights():
     assert ask.weights.tolist() == [0.25, 0.75]
     (loss,) = ask.mean("loss", torch.zeros(1), torch.zeros(0))
     assert float(loss) == pytest.approx(0.75 * (9 + 16 + 25) / 6)
+
+
+def test_sites_keep_their_names_when_some_of_them_are_asked():
+    rows = numbered([(torch.randn(4, 2), torch.arange(4) % 2) for _ in range(3)])
+    clients = Clients(rows, names=["north", "west", "south"])
+    asked = SimulatedAsk(problem := GroupDRO(torch.nn.Linear(2, 2), 3), clients, "train", ONES)
+    known = problem.prepare(asked)
+    some = SimulatedAsk(known, clients, "train", ONES, np.array([1]))
+    point = known.start()
+    assert list(known.variables(point, some)) == ["site north", "site west", "site south"]
+    assert list(known.evaluate(point, some)["site_accuracies"]) == ["west"]
 
 
 @pytest.mark.parametrize("together", [1, 2, 5, 100])

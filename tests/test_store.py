@@ -265,6 +265,27 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on(tmp_path, whole, monkeypa
     assert final(tmp_path) == whole
 
 
+def test_without_a_folder_a_full_disk_speaks_of_no_checkpoint(monkeypatch):
+    def full(file, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(row_file, "write_all", full)
+    with pytest.raises(CheckpointError, match="No space left on device; free some space there"):
+        go(None)
+
+
+@pytest.mark.skipif(row_file.fcntl is None, reason="no locks on this system")
+@pytest.mark.parametrize("store", ["disk", "memory"])
+def test_a_run_that_goes_on_already_is_not_gone_on_with(tmp_path, whole, store):
+    def again(round: int) -> None:
+        if round == 3:
+            with pytest.raises(CheckpointError, match="another process has the client states"):
+                go(tmp_path, store, resume=True)
+
+    go(tmp_path, on_round=again)
+    assert final(tmp_path) == whole
+
+
 # ------------------------------------------------------------------ kills
 
 
@@ -395,25 +416,31 @@ from fedminimax.data.clients import Clients
 from fedminimax.engine.simulate import simulate
 from fedminimax.problems.functions import Minimax
 
-folder, rounds = sys.argv[1], int(sys.argv[2])
+folder, rounds, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rows = [(torch.arange(3.0)[:, None] + torch.full((2000,), float(k)),) for k in range(50)]
 
 def loss(x, y, batch):
     return batch.mean((batch.rows[0] - x).square().sum(-1)) / 2
 
+def on_round(round):
+    print(round, flush=True)
+    if round >= last:
+        time.sleep(600)  # for whoever is to kill it, however slow
+
 simulate(
     Minimax(loss, torch.zeros(2000)), Scaffold(lr=0.1, local_steps=1), Clients(rows, batch_size=2),
     rounds=rounds, cohort=5, executor="vectorised", evaluate_every=10**6, checkpoint_every=3,
     folder=folder, store="disk", resume=os.path.exists(folder + "/checkpoints"),
-    on_round=lambda round: print(round, flush=True),
+    on_round=on_round,
 )
 """
+NEVER = 10**6
 
 
-def start(folder: Path, rounds: int) -> subprocess.Popen:
+def start(folder: Path, rounds: int, last: int = NEVER) -> subprocess.Popen:
     source = str(Path(__file__).parents[1] / "src")
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder), str(rounds)],
+        [sys.executable, "-c", SCRIPT, str(folder), str(rounds), str(last)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -429,12 +456,13 @@ def kill_a_little_after(process: subprocess.Popen, round: int, seconds: float) -
     time.sleep(seconds)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGKILL  # not at its end already
+    assert process.returncode == -signal.SIGKILL
 
 
 def killed_again_and_again(folder: Path, rounds: int, kills: int) -> bytes:
     for _ in range(kills):
-        kill_a_little_after(start(folder, rounds), random.randint(1, 9), random.uniform(0, 0.05))
+        process = start(folder, rounds, last=rounds - 5)
+        kill_a_little_after(process, random.randint(1, 9), random.uniform(0, 0.05))
     process = start(folder, rounds)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors

@@ -273,13 +273,21 @@ def _opened(given: Ranges) -> tuple[tuple[Tensor, ...], np.ndarray, np.ndarray]:
 def _column(given: Any) -> Tensor:
     if isinstance(given, str | os.PathLike):
         # A private map: torch asks for one that may be written to, and nothing reaches the file.
-        given = np.load(given, mmap_mode="c", allow_pickle=False)
+        try:
+            given = np.lib.format.open_memmap(given, "c")
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{given} could not be read as a column ({error}): give a file of numpy.save"
+            ) from error
     if isinstance(given, Tensor):
         return given
     with warnings.catch_warnings():
         # Nothing here writes to a column.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(np.asarray(given))
+        try:
+            return torch.from_numpy(np.asarray(given))
+        except TypeError as error:
+            raise ValueError(f"a column cannot be used: {error}") from error
 
 
 def _check_finite(columns: tuple[Tensor, ...], where: str = "") -> None:

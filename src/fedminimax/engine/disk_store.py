@@ -20,6 +20,7 @@ at any moment:
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.engine.checkpoint import CheckpointError
-from fedminimax.engine.row_file import Journal, RowFile, Undo, remove
+from fedminimax.engine.row_file import Journal, RowFile, Undo, lock, remove
 from fedminimax.engine.store import ClientStore, Store, rows_of
 from fedminimax.engine.trees import grown, leaves, tree_map
 from fedminimax.engine.work import kept_type, stack
@@ -63,6 +64,7 @@ class DiskStore(ClientStore):
         self._files: list[RowFile] = []
         self._bits: RowFile | None = None
         self._journal: Journal | None = None
+        self._lock: int | None = None
         self._round = 0  # of the last checkpoint
         self._device = torch.device("cpu")
         # Eight clients share a byte on the disk.
@@ -86,6 +88,7 @@ class DiskStore(ClientStore):
 
     def roll_back(self, round: int, about: dict[str, Any]) -> None:
         """To the checkpoint of that round, which says this about the store."""
+        self._enter()
         journals = self._journals()
         later = sorted(number for number in journals if number >= round)
         # Without a journal of its own the checkpoint was the last thing that happened.
@@ -110,7 +113,9 @@ class DiskStore(ClientStore):
     def close(self) -> None:
         for file in (*self._every_file(), *([self._journal] if self._journal else [])):
             file.close()
-        self._files, self._bits, self._journal = [], None, None
+        if self._lock is not None:
+            os.close(self._lock)
+        self._files, self._bits, self._journal, self._lock = [], None, None, None
         if not self._lives_on:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -157,8 +162,8 @@ class DiskStore(ClientStore):
             self._mark(clients, np.ones(len(clients), dtype=bool))
 
     def _replace(self, round: int, states: dict[int, Any]) -> None:
+        self._enter()
         with self._writing():
-            self._folder.mkdir(parents=True, exist_ok=True)
             # Without journals, what is left of the rows is never taken for whole.
             for path in sorted(self._journals().values(), reverse=True):
                 remove(path)
@@ -169,6 +174,12 @@ class DiskStore(ClientStore):
             self._write(part, np.arange(len(part)), stacked)
         with self._writing():
             self._begin_journal(round)
+
+    def _enter(self) -> None:
+        """From here on nobody else writes to the folder."""
+        with self._writing():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(self._folder)
 
     def _note(self, clients: np.ndarray) -> None:
         """The old rows go to the journal, if they are not in it."""
@@ -238,10 +249,11 @@ class DiskStore(ClientStore):
         try:
             yield
         except OSError as error:
-            raise CheckpointError(
-                f"could not write {error.filename or self._folder}: {error.strerror}; the last "
-                "checkpoint is intact. Free some space and resume"
-            ) from error
+            advice = "the last checkpoint is intact. Free some space and resume"
+            if not self._lives_on:
+                advice = "free some space there, or give the run a folder"
+            where = error.filename or self._folder
+            raise CheckpointError(f"could not write {where}: {error.strerror}; {advice}") from error
 
 
 def _parts(clients: np.ndarray) -> Iterator[np.ndarray]:

@@ -72,12 +72,11 @@ class RunFolder:
     def read_history(self) -> list[dict[str, Any]]:
         if not self.history.exists():
             return []
-        lines = self.history.read_text(encoding="utf-8").splitlines()
         records = []
-        for line in lines:
+        for line in self.history.read_bytes().splitlines():
             try:
                 records.append(json.loads(line))
-            except json.JSONDecodeError:
+            except ValueError:
                 # a kill in the middle of a line; what follows the last checkpoint is written again
                 break
         return records

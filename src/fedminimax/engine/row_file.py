@@ -16,6 +16,11 @@ import numpy as np
 
 from fedminimax.engine.checkpoint import CheckpointError, flush_name
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 _BLOCK = struct.Struct("<4sIQ")  # a mark, the checksum of what follows, and its length
 _MARK = b"undo"
 
@@ -30,6 +35,25 @@ def write_all(file, data: bytes | memoryview) -> None:
 def sync(file) -> None:
     """Onto the disk: a power cut too must find what was written so far."""
     os.fsync(file.fileno())
+
+
+def lock(folder: Path) -> int | None:
+    """A handle that keeps other processes out of a folder until it is closed, where the system has
+    such locks."""
+    if fcntl is None:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise CheckpointError(
+            f"another process has the client states in {folder}: wait for its end, or stop it"
+        ) from None
+    except OSError:  # a disk of the network that has no locks
+        os.close(handle)
+        return None
+    return handle
 
 
 def remove(path: Path) -> None:
@@ -146,9 +170,14 @@ class Journal:
             raise
 
     def append(self, undo: Undo) -> None:
-        parts = [np.array([len(undo.clients)]), undo.clients, undo.met, *undo.rows]
-        content = b"".join(part.tobytes() for part in parts)
-        write_all(self._file, _BLOCK.pack(_MARK, zlib.crc32(content), len(content)) + content)
+        about = (np.array([len(undo.clients)]), undo.clients, undo.met)
+        # The rows are not copied: they are as large as a cohort.
+        parts = [b"".join(part.tobytes() for part in about), *map(_bytes, undo.rows)]
+        checksum = 0
+        for part in parts:
+            checksum = zlib.crc32(part, checksum)
+        for part in (_BLOCK.pack(_MARK, checksum, sum(map(len, parts))), *parts):
+            write_all(self._file, part)
 
     def sync(self) -> None:
         sync(self._file)

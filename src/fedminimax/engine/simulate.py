@@ -108,7 +108,7 @@ def simulate(
     _check_kinds(problem, algorithm, clients)
     cohort = len(clients) if cohort is None else cohort
     _check_numbers(rounds, evaluate_every, checkpoint_every, stop_early, target, cohort, clients)
-    asked = _drawn(evaluate_clients, len(clients), seed)
+    asked = asked_clients(evaluate_clients, len(clients), seed)
     check_names(measures)
     disk_store.check_kind(store)
     _check_match(problem, algorithm, cohort < len(clients) and not allow_partial)
@@ -193,7 +193,8 @@ def _check_numbers(
         )
 
 
-def _drawn(count: int | None, clients: int, seed: int) -> np.ndarray | None:
+def asked_clients(count: int | None, clients: int, seed: int) -> np.ndarray | None:
+    """The numbers of the clients that evaluations ask; None: all."""
     if count is None:
         return None
     if not isinstance(count, int) or not 1 <= count <= clients:
@@ -256,23 +257,14 @@ def _identity(federation: Federation, start: Point) -> str:
         "cohort": federation.cohort,
         "batches": [clients.batch_size, clients.sampling, clients.positive_share],
     }
-    weights = federation.weights
-    # As text, a million weights would take longer than the rows.
-    large = len(weights) > _MANY
-    settings["weights"] = _digest((weights,)).hexdigest() if large else weights.tolist()
     digest = hashlib.blake2s(json.dumps(settings, sort_keys=True).encode())
-    if large:
-        digest.update(clients.train.sizes.tobytes() + clients.train.starts.tobytes())
-    return _digest((*start, *clients.train.columns), digest).hexdigest()
-
-
-def _digest(tensors: Sequence[Tensor], digest: Any = None) -> Any:
-    digest = hashlib.blake2s() if digest is None else digest
-    for tensor in tensors:
+    # Which rows are whose: clients may share columns, and each has a range of them.
+    digest.update(clients.train.sizes.tobytes() + clients.train.starts.tobytes())
+    for tensor in (*start, federation.weights, *clients.train.columns):
         # In parts: a column may be larger than the memory.
         for part in tensor.detach().split(max(1, _MANY * len(tensor) // max(1, tensor.numel()))):
             digest.update(part.cpu().contiguous().numpy().tobytes())
-    return digest
+    return digest.hexdigest()
 
 
 def _settings(problem: Problem) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class WorstGroup(Classifier):
     def project_y(self, y: Tensor, /) -> Tensor:
         return simplex(y)
 
-    def prepare(self, ask: Ask) -> WorstGroup:
+    def prepare(self, ask: Ask) -> Self:
         super().prepare(ask)
         outside = float(ask.sum("group_outside")[0])
         if outside:
@@ -108,7 +108,7 @@ class WorstGroup(Classifier):
         right, count = ask.sum("group_counts", *self.at(point, moments))
         (losses,) = ask.sum("group_losses", point.x, point.y)
         seen = (count > 0).nonzero().flatten().tolist()
-        names = [self.named(group, ask) for group in seen]
+        names = [self.named(group) for group in seen]
         accuracies = [float(right[g] / count[g]) for g in seen]
         means = [float(losses[g] / count[g]) for g in seen]
         worst_name, least = worst(names, accuracies)
@@ -124,8 +124,8 @@ class WorstGroup(Classifier):
         """The weight of each group."""
         if self.groups > MOST_VARIABLES:
             return {}
-        names = [f"{self.word} {self.named(group, ask)}" for group in range(self.groups)]
+        names = [f"{self.word} {self.named(group)}" for group in range(self.groups)]
         return dict(zip(names, point.y.tolist(), strict=True))
 
-    def named(self, group: int, ask: Ask) -> str:
+    def named(self, group: int) -> str:
         return str(group)

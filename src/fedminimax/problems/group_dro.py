@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ class GroupDRO(WorstGroup):
 
     def __init__(self, module: nn.Module, sites: int):
         super().__init__(module, sites)
+        self._names: Sequence[str] = ()
 
     def rows_from(self, clients: Sequence[Sequence[Any]], draw: int = 0) -> Sequence[Sequence[Any]]:
         return numbered(clients)
@@ -40,9 +41,15 @@ class GroupDRO(WorstGroup):
             )
         return batch.rows[2].long()
 
-    def named(self, group: int, ask: Ask) -> str:
+    def prepare(self, ask: Ask) -> Self:
+        known = super().prepare(ask)
+        # Later questions may go to some of the clients only.
+        known._names = ask.names
+        return known
+
+    def named(self, group: int) -> str:
         """A site goes by its client's name when each client is a site."""
-        return ask.names[group] if len(ask.names) == self.groups else str(group)
+        return self._names[group] if len(self._names) == self.groups else str(group)
 
 
 def numbered(clients: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from fedminimax.report.runs import Spread
 WIDE, HIGH = 1000.0, 1000.0  # the SVG's own units
 COLOURS = 8
 CUT = " <small>the first evaluation lies outside</small>"
+FLAT = 1e-6  # of a number: what varies by less than this is drawn as a level line
 MANY = 3  # lines beyond which bands are fainter
 MOST_MARKED = 30  # points of a line that are marked one by one
 
@@ -102,7 +103,7 @@ def axis(values: Sequence[float], ticks: int = 5, zero: bool = False) -> Axis:
     """A linear axis that ends at round numbers, or, from zero, at the last value."""
     low, high = min(values), max(values)
     low = min(low, 0.0) if zero else low
-    if high <= low:
+    if high - low <= FLAT * max(abs(low), abs(high)):
         pad = abs(low) / 10 or 1.0
         low, high = (low, low + pad) if zero else (low - pad, low + pad)
     step = _round_step((high - low) / ticks)
@@ -114,8 +115,9 @@ def axis(values: Sequence[float], ticks: int = 5, zero: bool = False) -> Axis:
 
 
 def log_axis(values: Sequence[float], most: int = 6) -> Axis:
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    high = max(high, low + 1)
+    # The powers of ten that a float can be.
+    low, high = max(math.floor(math.log10(min(values))), -307), math.ceil(math.log10(max(values)))
+    high = max(min(high, 308), low + 1)
     every = math.ceil((high - low) / most)
     ticks = [(10.0**power, power_text(power)) for power in range(low, high + 1, every)]
     return Axis(10.0**low, 10.0**high, ticks, log=True)
@@ -126,7 +128,7 @@ def _round_step(rough: float) -> float:
     return next(nice * power for nice in (1, 2, 2.5, 5, 10) if nice * power >= rough * (1 - 1e-9))
 
 
-def number_text(value: float, step: float = 0.0) -> str:
+def number_text(value: float, step: float) -> str:
     """A number of an axis whose ticks are a step apart: 0.25, 1,500, 20 k.
 
     >>> number_text(0.30000000000000004, 0.1), number_text(40000, 20000), number_text(1e-9, 1e-9)
@@ -134,17 +136,18 @@ def number_text(value: float, step: float = 0.0) -> str:
     """
     if value == 0:
         return "0"
-    if step >= 1e6 or (step == 0 and abs(value) >= 1e7):
-        return f"{value / 1e6:,.4g} M"
-    if abs(value) >= 1e4 and step >= 100:
-        return f"{value / 1e3:,.4g} k"
-    if 0 < step < 1e-4:
-        return f"{value:.2g}".replace("e-0", "e-")
+    unit, name = (1.0, "")
+    if 1e4 <= abs(value) < 1e12 and step >= 100:
+        unit, name = (1e6, " M") if step >= 1e6 else (1e3, " k")
     # As many digits as tell neighbours apart.
-    digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step else 3
-    if step and abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
+    digits = -math.floor(math.log10(step / unit) + 1e-9)
+    if abs(step / unit * 10.0**digits - round(step / unit * 10.0**digits)) > 1e-6:
         digits += 1  # steps of 2.5
-    return f"{value:,.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    if step < 1e-4 or abs(value) >= 1e12:
+        return f"{value:.{max(1, digits + math.floor(math.log10(abs(value))) + 1)}g}".replace(
+            "e-0", "e-"
+        )
+    return f"{value / unit:,.{max(0, digits)}f}{name}".replace("-", "\N{MINUS SIGN}")
 
 
 def power_text(power: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from fedminimax.report.charts import Chart, Series, axes
 from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown, tied
 
+MANY = 10  # lines whose names would cover a chart
 STYLES = list(itertools.product(("-", "--", ":"), ("o", "s", "^", "v", "D", "x", "*")))
 
 
@@ -60,7 +61,9 @@ def _chart(chart: Chart) -> Any:
     from matplotlib.figure import Figure
 
     square = chart.kind == "roc"
-    figure = Figure(figsize=(4.5, 4.5) if square else (5.5, 3.5), layout="constrained")
+    many = len(chart.series) > MANY
+    # Beside the chart, a list of names takes its own room.
+    figure = Figure((4.5, 4.5) if square else (5.5, 3.5), layout=None if many else "constrained")
     axis = figure.subplots()
     for line, style in zip(chart.series, itertools.cycle(("-", "--", ":")), strict=False):
         marker = "" if square or len(line.marks) > 30 else "."
@@ -78,7 +81,9 @@ def _chart(chart: Chart) -> Any:
     axis.set_title(chart.title, fontsize="medium", loc="left", parse_math=False)
     axis.set_xlabel(chart.x)
     axis.grid(alpha=0.3)
-    for text in axis.legend(fontsize="small").get_texts():
+    beside: Any = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    legend = axis.legend(fontsize="small", **(beside if many else {}))
+    for text in legend.get_texts():
         text.set_parse_math(False)  # a dollar in a name is a dollar
     return figure
 

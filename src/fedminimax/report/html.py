@@ -177,12 +177,14 @@ def _outcome(groups: Sequence[Group]) -> str:
 
 
 def _best(groups: Sequence[Group]) -> Group | None:
-    """By validation rows, if all have the same; test rows decide nothing."""
+    """By validation rows, if all runs have the same and have ended; test rows decide nothing."""
     if any(key.startswith(("data.", "split.")) for key in differing(groups)):
         return None
     name = groups[0].first.monitor
     values = [last(group, metric("validation", name)) for group in groups]
     if any(group.first.monitor != name for group in groups) or None in values:
+        return None
+    if any(not run.finished for group in groups for run in group.runs):
         return None
     sign = -1 if groups[0].first.larger_is_better else 1
     known = [(value.middle, group) for value, group in zip(values, groups, strict=True) if value]
@@ -389,8 +391,10 @@ def _site_table(
     asks: Asks,
 ) -> str:
     names = dict.fromkeys(name for each in own.values() for name in each.values)
-    told = [asks[n] for n in own if isinstance(asks.get(n), Asked)]
-    counts = told[0].rows if told and isinstance(told[0], Asked) else {}
+    told = [found for n in own if isinstance(found := asks.get(n), Asked)]
+    counts: dict[str, tuple[int, int]] = {}
+    for found in reversed(told):  # of several, the first that has the site
+        counts |= found.rows
     headings = [word.capitalize(), *(["Rows", "Positive"] if counts else [])]
     headings += [group.label for group in groups if group.number in own]
     rows = []
@@ -399,7 +403,7 @@ def _site_table(
         if counts:
             negatives, positives = counts.get(name, (0, 0))
             total = negatives + positives
-            cells += [f"{total:,}", f"{positives / total:.0%}" if total else pieces.NONE]
+            cells += [f"{total:,}", f"{positives / total:.0%}"] if total else [pieces.NONE] * 2
         rows.append(cells + [_site_cell(own[g.number], name) for g in groups if g.number in own])
     small = any(each.small for each in own.values())
     note = " Sites with fewer than 5 rows of a class are not judged." if small else ""
@@ -410,8 +414,10 @@ def _site_table(
 
 def _site_cell(own: Shares, name: str) -> str:
     value = own.values.get(name)
-    if value is None:
+    if value is None and name in own.values and own.measure == "AUC":
         return '<span class="few">one class</span>'
+    if value is None:
+        return pieces.NONE
     if name in own.small:
         return (
             f'<span class="few">{pieces.over_runs(value)}</span>{pieces.badge("few rows", "quiet")}'

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedminimax.engine.ask import SimulatedAsk
+from fedminimax.engine.simulate import asked_clients
 from fedminimax.experiment import build, experiment_of, load
 from fedminimax.metrics.federated_auc import ROC, auc_from_counts, histograms, roc_from_counts
 from fedminimax.problems.binary import BinaryProblem
@@ -32,14 +33,17 @@ class Asked(NamedTuple):
 
 def asked(folder: Path, split: str) -> Asked | str:
     """The curve of the last point of a run, or a sentence why there is none."""
-    experiment, run = experiment_of(folder), load(folder)
-    problem = run.problem
-    if not isinstance(problem, BinaryProblem):
-        return f"{experiment.problem.name} does not rank rows, so it has no ROC curve"
+    experiment = experiment_of(folder)
     try:
+        run = load(folder)
         clients = build(experiment).clients.to(run.point.x.dtype)
     except (OSError, ValueError) as error:
         return f"the rows could not be read again ({error})"
+    problem, record = run.problem, run.history[-1]
+    if not isinstance(problem, BinaryProblem):
+        return f"{experiment.problem.name} does not rank rows, so it has no ROC curve"
+    if record["round"] != run.rounds:
+        return f"the run ended at round {run.rounds}, which was not evaluated"
     if split not in clients.splits:
         return f"there are no {split} rows any more"
     point, moments = run.point, run.moments
@@ -47,13 +51,15 @@ def asked(folder: Path, split: str) -> Asked | str:
         point, moments = problem.stepped(point, moments)
     at = (point.x,) if moments is None else (point.x, moments)
     weights = clients.weight_vector(clients.weights or problem.client_weights)
-    ask = SimulatedAsk(problem, clients, split, weights)
+    settings = experiment.run
+    numbers = asked_clients(settings.evaluate_clients, len(clients), settings.seed)
+    ask = SimulatedAsk(problem, clients, split, weights, numbers)
 
     def summed(question: str, *arrays: np.ndarray) -> np.ndarray:
         return ask.sum(question, *at, *map(torch.from_numpy, arrays))[0].numpy()
 
     sites = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
-    if other := _another(run.history[-1][split]["sites"], {n: r[0] for n, r in sites.items()}):
+    if other := _another(record[split]["sites"], {n: r[0] for n, r in sites.items()}):
         return f"the rows are not those that the run was evaluated on: {other}"
     found = []
     for edges, counts, withheld in histograms(summed, least=problem.least_per_bin):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,11 @@ from fedminimax.experiment import PREPARATION, experiment_of
 
 Record = dict[str, Any]
 SPLITS = ("validation", "test", "train")
+COSTS = {"round", "gradients", "rows", "bytes_up", "bytes_down", "exchanges", "seconds"}
+COSTS |= {"evaluation_bytes"}  # which every record has
 # What says how a run was carried out, not what was computed.
-SILENT = ("executor", "checkpoint_every")
+SILENT = ("executor", "checkpoint_every", "store")
+MOST = 1e300  # a number beyond it, of a run that diverged, is none
 # The settings that tell groups apart are looked for in this order.
 SECTIONS = ("problem", "data", "split", "model", "method", "run")
 
@@ -94,6 +96,9 @@ def told(folder: Path) -> Told:
     history = place.read_history()
     if not history:
         raise CheckpointError(f"there is no record in {folder}/history.jsonl")
+    for number, record in enumerate(history, start=1):
+        if not isinstance(record, dict) or not record.keys() >= COSTS or not record.keys() & SPLITS:
+            raise CheckpointError(f"line {number} of {folder}/history.jsonl is no record of a run")
     finished = place.final.exists()
     if finished:
         outcome = read(place.final)[1]["outcome"]
@@ -129,6 +134,8 @@ def runs_in(folders: Iterable[Path], left_out: Callable[[str], None]) -> list[To
                 runs.setdefault(place.resolve(), told(place))
             except CheckpointError as error:
                 left_out(str(error))
+            except (OSError, ValueError) as error:
+                left_out(f"{place}: {error}")
     if not runs:
         raise ValueError("none of these is the folder of a run")
     return list(runs.values())
@@ -201,7 +208,7 @@ def metric(part: str, name: str) -> Callable[[Record], float | None]:
         found = record.get(part, {}).get(name)
         if isinstance(found, bool) or not isinstance(found, int | float):
             return None
-        return float(found) if math.isfinite(found) else None
+        return float(found) if abs(found) < MOST else None
 
     return value
 
