@@ -23,6 +23,7 @@ from torch import nn
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.data.clients import Clients
 from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.checkpoint import CheckpointError
@@ -891,3 +892,17 @@ def test_a_run_killed_again_and_again_at_any_moment(tmp_path, uninterrupted, att
         errors = finish(process)
         assert process.returncode == 0, errors
     assert (folder / "final.safetensors").read_bytes() == uninterrupted
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_parameter_in_a_loss_keeps_no_history(executor):
+    scale = nn.Parameter(torch.ones(1, dtype=D))
+
+    def loss(x, y, batch):
+        return batch.mean((scale * (batch.rows[0] - x)).square().sum(-1))
+
+    problem = Minimax(loss, torch.zeros(1, dtype=D))
+    run = simulate(problem, Scaffold(lr=0.1), mean_clients(), 2, executor=executor)
+    assert not run.point.x.requires_grad
+    assert float(run.point.x) > 0
+    assert scale.grad is None

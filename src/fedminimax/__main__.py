@@ -1,7 +1,6 @@
 """python -m fedminimax"""
 
-import sys
-
 from fedminimax.cli import main
+from fedminimax.engine.distributed import leave
 
-sys.exit(main())
+leave(main())

@@ -41,6 +41,15 @@ from fedminimax.data.download import fetch
 from fedminimax.data.sources import Source, look, verify
 from fedminimax.data.tables import read_table
 from fedminimax.engine.checkpoint import CheckpointError
+from fedminimax.engine.crew import Crew
+from fedminimax.engine.distributed import (
+    TIMEOUT,
+    LostError,
+    PeerError,
+    joined,
+    rank,
+    started_by_torchrun,
+)
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.simulate import Run
 from fedminimax.engine.trainer import Interrupted, succeeded
@@ -88,25 +97,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _warnings_as_notes():
             return options.command(options)
     except OSError as error:
-        said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"fedminimax: {said}", file=sys.stderr)
+        _say(f"{error.filename}: {error.strerror}" if error.filename else error)
         return 2
-    except (ValueError, ClientError) as error:
+    except LostError as error:
+        # Process 0 may be the one that is gone, so every other says it.
         print(f"fedminimax: {error}", file=sys.stderr)
         return 2
+    except (ValueError, ClientError, PeerError) as error:
+        _say(error)
+        return 2
     except Stopped as stopped:
-        print(f"fedminimax: {stopped}", file=sys.stderr)
+        _say(stopped)
         return 130
     except KeyboardInterrupt:
-        print("fedminimax: interrupted; a run goes on with --resume", file=sys.stderr)
+        _say("interrupted; a run goes on with --resume")
         return 130
+
+
+def _say(sentence: object, who: str = "fedminimax") -> None:
+    """Once, however many processes torchrun started."""
+    if rank() == 0:
+        print(f"{who}: {sentence}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
     """A warning is a sentence for the user; the line of source that gave it would not help."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+        warnings.showwarning = lambda message, *_, **__: _say(message, "note")
         yield
 
 
@@ -132,6 +150,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
     command.add_argument("--json", action="store_true", help="print the result as one JSON line")
     command.add_argument("--profile", action="store_true", help="also print where the time went")
+    command.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        metavar="SECONDS",
+        help="that a process of torchrun waits for the others (default: %(default)g)",
+    )
     command.set_defaults(command=_run)
 
     command = commands.add_parser(
@@ -218,7 +243,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    quiet = options.quiet or options.json
+    with joined(options.timeout) as crew:
+        return _run_by(crew, options)
+
+
+def _run_by(crew: Crew, options: argparse.Namespace) -> int:
+    quiet = options.quiet or options.json or not crew.leads
     show, profile = _Progress(quiet), Profile() if options.profile else None
     if options.resume:
         if options.changes:
@@ -227,27 +257,45 @@ def _run(options: argparse.Namespace) -> int:
                 "be changed: leave it out, or start a new run"
             )
         folder = _to_resume(options)
-        with _stoppable(folder) as asked, show.begun(experiment_of(folder)):
-            run = resume(folder, **show.callbacks, interrupted=asked, profile=profile)
+        with _stoppable(folder, crew) as asked, show.begun(experiment_of(folder)):
+            calls = {**show.callbacks, "interrupted": asked, "profile": profile}
+            run = resume(folder, crew=crew, **calls)
     else:
         if "methods" in read_toml(options.config):
             raise ConfigError(
                 f"{options.config} has several methods: use fedminimax compare {options.config}"
             )
         experiment = Experiment.from_file(options.config, options.changes)
+        _check_engine(experiment, crew)
         built = build(experiment)
         for note in [] if quiet else built.notes:
             print(f"note: {note}")
         folder = options.folder or numbered(RUNS, options.config.stem)
-        with _stoppable(folder) as asked, show.begun(experiment):
+        with _stoppable(folder, crew) as asked, show.begun(experiment):
             calls = {**show.callbacks, "interrupted": asked, "profile": profile}
-            run = run_experiment(experiment, folder, built=built, **calls)
-    _tell(run, folder, options)
-    if profile is not None:
+            run = run_experiment(experiment, folder, built=built, crew=crew, **calls)
+    if crew.leads:
+        _tell(run, folder, options)
+    if profile is not None and crew.leads:
         # What --json promises is one line on the standard output.
         out = Console(stderr=True) if options.json else console()
         out.print(profile_table(profile, run.rounds))
     return 0 if succeeded(run.outcome) else 1
+
+
+def _check_engine(experiment: Experiment, crew: Crew) -> None:
+    """A new run says how it is to be carried; one that is resumed may be carried otherwise."""
+    distributed = experiment.run.engine == "distributed"
+    if distributed and not started_by_torchrun():
+        raise ConfigError(
+            'engine is "distributed", but torchrun has not started this process: use torchrun '
+            "--nproc-per-node 2 -m fedminimax run ..., or leave engine out"
+        )
+    if crew.size > 1 and not distributed:
+        raise ConfigError(
+            f'torchrun has started {crew.size} processes, but engine is "simulator", which needs '
+            "one: add engine=distributed"
+        )
 
 
 class Stopped(KeyboardInterrupt):
@@ -255,15 +303,19 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def _stoppable(folder: Path) -> Iterator[Callable[[], bool]]:
+def _stoppable(folder: Path, crew: Crew) -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed: the first time the round is finished, the second time not."""
     asked = False
+    # torchrun passes a Ctrl-C on that its processes have heard themselves.
+    second = signal.default_int_handler if crew.size == 1 else signal.SIG_IGN
+    hint = "; Ctrl-C again stops at once" if crew.size == 1 else ""
 
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
         asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("finishing the round; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        signal.signal(signal.SIGINT, second)
+        if crew.leads:
+            print(f"finishing the round{hint}", file=sys.stderr, flush=True)
 
     # Only a program's main thread is told of signals.
     heard = threading.current_thread() is threading.main_thread()

@@ -40,7 +40,8 @@ class Settings:
     batch_size 0 means all rows of a client. weights, when not given, are the problem's own.
     sampled_positives is the share of positives in class-balanced batches. store is where clients'
     states are between rounds. evaluate_clients is how many clients evaluations ask; all, when not
-    given.
+    given. engine "distributed" spreads the clients over the processes that torchrun starts.
+    precision is that in which networks are trained, if not that of the vectors, which is dtype.
     """
 
     rounds: int = 100
@@ -51,9 +52,12 @@ class Settings:
     weights: Literal["uniform", "size"] | None = None
     cohort: int | None = None
     allow_partial: bool = False
+    engine: Literal["simulator", "distributed"] = "simulator"
     executor: Literal["auto", "debug", "threads", "vectorised", "compiled"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     store: Literal["memory", "disk"] = "memory"
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    precision: Literal["bfloat16"] | None = None
     evaluate_every: int = 10
     checkpoint_every: int | None = None
     stop_early: int | None = None

@@ -19,6 +19,7 @@ from fedminimax.data.sites import Schema
 from fedminimax.data.statistics import Standardiser
 from fedminimax.engine import checkpoint
 from fedminimax.engine.checkpoint import CheckpointError, write_bytes
+from fedminimax.engine.crew import Crew
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.engine.trainer import best_of
@@ -125,12 +126,14 @@ def run_experiment(
     folder: str | os.PathLike | None = None,
     resume: bool = False,
     built: Built | None = None,
+    crew: Crew | None = None,
     **callbacks: Any,
 ) -> Run:
     """Runs an experiment; with a folder, everything about the run is written there."""
+    crew = crew or Crew()
     built = built or build(experiment)
     settings = experiment.run
-    place = RunFolder(folder) if folder is not None and not resume else None
+    place = RunFolder(folder) if folder is not None and crew.leads and not resume else None
     fresh = place is not None and not place.path.exists()
     if place is not None:
         place.create()
@@ -146,6 +149,8 @@ def run_experiment(
             cohort=settings.cohort,
             executor=settings.executor,
             dtype=getattr(torch, settings.dtype),
+            device=settings.device,
+            precision=None if settings.precision is None else getattr(torch, settings.precision),
             evaluate_every=settings.evaluate_every,
             stop_early=settings.stop_early,
             target=settings.target,
@@ -156,6 +161,7 @@ def run_experiment(
             store=settings.store,
             evaluate_clients=settings.evaluate_clients,
             resume=resume,
+            crew=crew,
             **callbacks,
         )
     except ValueError:
@@ -218,7 +224,7 @@ def scores(run: Run, features: torch.Tensor, best: bool = False) -> torch.Tensor
     """The score of each row, between 0 and 1: good for ranking; it is not a probability."""
     module = run.module(best)
     with torch.no_grad():
-        outputs = module(features.to(run.point.x.dtype)).reshape(len(features), -1)
+        outputs = module(features.to(run.point.x)).reshape(len(features), -1)
     if outputs.shape[1] != 1:
         raise ValueError(
             f"the run's network has {outputs.shape[1]} outputs per row, one for each class, so "

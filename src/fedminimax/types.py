@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedminimax.blocks.precision import counting
 from fedminimax.blocks.schedules import Schedule
 
 Weights = Literal["uniform", "size"]
 MOST_VARIABLES = 50  # that a record of a run holds
+HOST = torch.device("cpu")
 
 
 class NonFiniteError(ValueError):
@@ -94,7 +96,7 @@ class Clock(NamedTuple):
     share: Tensor  # the weight of those that take part, of 1 in all
 
     @staticmethod
-    def at(**numbers: float) -> Clock:
+    def at(device: torch.device = HOST, **numbers: float) -> Clock:
         """A clock with the given numbers; the others are 0, and 1 for the counts.
 
         >>> int(Clock.at(round=3).round), float(Clock.at().steps)
@@ -102,9 +104,10 @@ class Clock(NamedTuple):
         """
         counts = ("steps", "replies", "clients", "share")
         places = [int(numbers.get(f, 0)) for f in Clock._fields if f not in counts]
+        given = [numbers.get(f, 1.0) for f in counts]
         return Clock(
-            *torch.tensor(places).unbind(),
-            *torch.tensor([numbers.get(f, 1.0) for f in counts], dtype=torch.float64).unbind(),
+            *torch.tensor(places, device=device).unbind(),
+            *torch.tensor(given, dtype=counting(device), device=device).unbind(),
         )
 
 

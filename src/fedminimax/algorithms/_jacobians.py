@@ -171,13 +171,17 @@ class JacobianMethod(Algorithm):
     def packed(self, problem: Problem, jacobians: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The Jacobians as they are kept and sent."""
         return tuple(
-            jacobian if known is None else jacobian.flatten().index_select(0, known[1])
+            jacobian
+            if known is None
+            else jacobian.flatten().index_select(0, known[1].to(jacobian.device))
             for jacobian, known in self._structures(problem, jacobians)
         )
 
     def unpacked(self, problem: Problem, packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(
-            entries if known is None else _filled(known[0].to(entries.dtype), known[1], entries)
+            entries
+            if known is None
+            else _filled(known[0].to(entries), known[1].to(entries.device), entries)
             for entries, known in self._structures(problem, packed)
         )
 

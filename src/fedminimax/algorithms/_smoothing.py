@@ -53,7 +53,7 @@ class Smoothing(Algorithm):
                 stacklevel=2,
             )
         # a copy: one tensor in two places would be another graph than that of later rounds
-        return Server(*start, start.x.clone())
+        return Server(*start, start.x)
 
     def followed(self, server: Server, clock: Clock) -> Server:
         """The server after its anchor has moved."""

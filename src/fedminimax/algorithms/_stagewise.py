@@ -71,7 +71,8 @@ class StageAveraged(StagewiseProximal):
     def init_client(self, problem: Problem, down: Point, batch: Draw | None) -> Client:
         none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
         count = torch.zeros((), dtype=down.x.dtype, device=down.x.device)
-        return Client(down.x, down.y, down.x, none.x, none.y, count, torch.tensor(-1))
+        stage = torch.tensor(-1, device=down.x.device)
+        return Client(down.x, down.y, down.x, none.x, none.y, count, stage)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         if self.ends(round) and self.stage_output == "average":

@@ -62,7 +62,7 @@ class AFL(ClientWeights):
 
     def init_server(self, problem: Problem, start: Point) -> Server:
         # A copy: two names for one tensor are another graph than two tensors.
-        return Server(*start, self.even(start.x), start.x.clone())
+        return Server(*start, self.even(start.x), start.x)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         return (self.phase(weights="uniform"),)

@@ -131,8 +131,7 @@ class CDMAADA(Collected):
 
     def init_server(self, problem: Problem, start: Point) -> AdaServer:
         first = super().init_server(problem, start)
-        previous = (v.clone() for v in start)  # one tensor in two places would be another graph
-        return AdaServer(*first, *previous)
+        return AdaServer(*first, previous_x=start.x, previous_y=start.y)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         if round == 0:

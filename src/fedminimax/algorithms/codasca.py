@@ -79,7 +79,7 @@ class Codasca(StagewiseProximal):
 
     def init_client(self, problem: Problem, down: Down, batch: Draw | None) -> Client:
         none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, down.x, *none, torch.tensor(-1), *none)
+        return Client(down.x, down.y, down.x, *none, torch.tensor(-1, device=down.x.device), *none)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
         return server

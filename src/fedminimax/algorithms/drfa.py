@@ -76,12 +76,12 @@ class DRFA(ClientWeights):
 
     def init_server(self, problem: Problem, start: Point) -> Server:
         # A copy: two names for one tensor are another graph than two tensors.
-        return Server(*start, self.even(start.x), start.x.clone())
+        return Server(*start, self.even(start.x), start.x)
 
     def draw_cohort(self, server: Server, phase: int, uniform: np.ndarray) -> np.ndarray | None:
         if phase == 1:
             return None  # line 13: evenly, without repetition
-        return by_weight(server.weights.double().numpy(), uniform)  # line 2
+        return by_weight(server.weights.cpu().double().numpy(), uniform)  # line 2
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         return self.phase(weights="uniform"), Phase(

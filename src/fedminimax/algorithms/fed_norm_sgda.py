@@ -168,7 +168,7 @@ class FedNormSGDAPlus(Normalised):
     reference: ClassVar[str] = FedNormSGDA.reference
 
     def init_server(self, problem: Problem, start: Point) -> PlusServer:
-        return PlusServer(*start, start.x.clone())
+        return PlusServer(*start, start.x)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         if round % self.snapshot_rounds == 0:

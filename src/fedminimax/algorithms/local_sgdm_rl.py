@@ -121,10 +121,10 @@ class LocalSGDMRL(LocalSGDM):
         def slope(x: Tensor, one: Tensor) -> Tensor:
             return torch.func.grad(lambda x: one @ problem.class_losses(x, batch[-1]))(x)
 
-        own = torch.eye(len(down.y), dtype=down.y.dtype)
+        own = torch.eye(len(down.y), dtype=down.y.dtype, device=down.y.device)
         momentum = self.heavy_ball * client.momentum + torch.func.vmap(slope)(client.x, own)
         x = client.x - at(self.lr, clock) * momentum
-        return Copies(x, momentum, (x - down.x) * problem.in_last_layer.to(x.dtype))
+        return Copies(x, momentum, (x - down.x) * problem.in_last_layer.to(x))
 
     def send_weights(
         self, down: Point, client: Copies, clock: Clock
@@ -144,7 +144,7 @@ def ratios(change: Tensor, unique: float) -> Tensor:
     >>> ratios(torch.tensor([[2.0, -1.0, 0.0], [0.5, 3.0, 0.0]]), 0.8)
     tensor([4., 3.])
     """
-    others = ~torch.eye(len(change), dtype=torch.bool)
+    others = ~torch.eye(len(change), dtype=torch.bool, device=change.device)
     rest = others.to(change.dtype)
     largest = torch.where(others[:, :, None], change.abs()[None], 0.0).amax(1)
     chosen = ((change > 0) & (largest < unique * change)).to(change.dtype)

@@ -71,7 +71,8 @@ class NLASG(JacobianMethod):
         return (1 - client.last_rate) * client.momentum + client.last_rate * product(jacobians)
 
     def stepped(self, reached: Levels, along: Tensor, rate: Tensor | float) -> Client:
-        return Client(*reached, along, torch.as_tensor(rate, dtype=along.dtype))
+        last = torch.as_tensor(rate, dtype=along.dtype, device=along.device)
+        return Client(*reached, along, last)
 
     def track(
         self,

@@ -53,7 +53,7 @@ class Constant(Schedule):
     """value"""
 
     def __call__(self, clock: Clock) -> Tensor:
-        return torch.full_like(clock.round, self.value, dtype=torch.float64)
+        return torch.full_like(clock.round, self.value, dtype=clock.steps.dtype)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class StepDecay(Schedule):
     def __call__(self, clock: Clock) -> Tensor:
         now = getattr(clock, self.unit)
         passed = sum(
-            ((now >= mark).to(torch.float64) for mark in self.at),
-            torch.zeros_like(now, dtype=torch.float64),
+            ((now >= mark).to(clock.steps.dtype) for mark in self.at),
+            torch.zeros_like(now, dtype=clock.steps.dtype),
         )
         return self.value * self.factor ** (-passed)
 
@@ -86,7 +86,7 @@ class Stagewise(Schedule):
     factor: float = 3.0
 
     def __call__(self, clock: Clock) -> Tensor:
-        return self.value * self.factor ** (-clock.stage.to(torch.float64))
+        return self.value * self.factor ** (-clock.stage.to(clock.steps.dtype))
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,8 @@ class InverseRoot(Schedule):
     unit: Unit = "iteration"
 
     def __call__(self, clock: Clock) -> Tensor:
-        return self.value * (self.shift + getattr(clock, self.unit).to(torch.float64)) ** (
-            -self.power
-        )
+        now = getattr(clock, self.unit).to(clock.steps.dtype)
+        return self.value * (self.shift + now) ** (-self.power)
 
 
 Rate = float | Schedule

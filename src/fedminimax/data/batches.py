@@ -84,7 +84,7 @@ class Draws:
     ):
         self.shards, self.cohort = shards, cohort
         self.sizes = sizes  # the rows that each client uses in a step
-        self._index = None if index is None else torch.from_numpy(index)
+        self._index = None if index is None else self._placed(index)
 
     def client(self, position: int, step: int, levels: int) -> Draw:
         """The draw of the client at that position of the cohort."""
@@ -122,7 +122,7 @@ class Draws:
         """All rows of each client, the last one repeated up to that width."""
         starts = self.shards.starts[self.cohort]
         offset = np.minimum(np.arange(width)[None, :], self.sizes[:, None] - 1)
-        return torch.from_numpy(starts[:, None] + offset)
+        return self._placed(starts[:, None] + offset)
 
     @cached_property
     def _filled(self) -> Tensor:
@@ -131,7 +131,11 @@ class Draws:
     def _real(self, width: int) -> Tensor:
         """How many rows of each client are real; of length 0 when all are."""
         short = int(self.sizes.min()) < width
-        return torch.from_numpy(np.minimum(self.sizes, width) if short else self.sizes[:0])
+        return self._placed(np.minimum(self.sizes, width) if short else self.sizes[:0])
+
+    def _placed(self, numbers: np.ndarray) -> Tensor:
+        """Where the rows are."""
+        return torch.from_numpy(numbers).to(self.shards.columns[0].device)
 
 
 class Source(NamedTuple):
@@ -159,9 +163,10 @@ def gather(columns: tuple[Tensor, ...], rows: Tensor, filled: Tensor) -> Batch:
     gathered = tuple(c.index_select(0, flat).unflatten(0, rows.shape) for c in columns)
     dtype = columns[0].dtype if columns[0].is_floating_point() else torch.get_default_dtype()
     if not len(filled):
-        weight = torch.full(rows.shape, 1.0 / rows.shape[1], dtype=dtype)
+        weight = torch.full(rows.shape, 1.0 / rows.shape[1], dtype=dtype, device=rows.device)
         return Batch(gathered, weight, weight[:, :0])
-    padding = (torch.arange(rows.shape[1])[None, :] >= filled[:, None]).to(dtype)
+    places = torch.arange(rows.shape[1], device=rows.device)
+    padding = (places[None, :] >= filled[:, None]).to(dtype)
     return Batch(gathered, (1 - padding) / filled[:, None], padding)
 
 

@@ -84,15 +84,18 @@ class Shards:
     def of_class(self, positive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The rows with labels of that class; where among them each client's begin, and how many
         these are."""
-        chosen = (np.asarray(self.columns[1]).reshape(-1) > 0) == positive
+        chosen = (np.asarray(self.columns[1].cpu()).reshape(-1) > 0) == positive
         before = np.concatenate([[0], np.cumsum(chosen)])
         starts = before[self.starts]
         return np.flatnonzero(chosen), starts, before[self.starts + self.sizes] - starts
 
-    def to(self, dtype: torch.dtype) -> Shards:
-        """The same rows with floating columns in another precision."""
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Shards:
+        """The same rows with floating columns in another precision, perhaps on another device."""
         moved = object.__new__(Shards)
-        moved.columns = tuple(c.to(dtype) if c.is_floating_point() else c for c in self.columns)
+        moved.columns = tuple(
+            c.to(device or c.device, dtype if c.is_floating_point() else c.dtype)
+            for c in self.columns
+        )
         moved.sizes, moved.starts = self.sizes, self.starts
         return moved
 
@@ -178,10 +181,14 @@ class Clients:
         raw = torch.ones_like(sizes) if kind == "uniform" else sizes
         return raw / raw.sum()
 
-    def to(self, dtype: torch.dtype) -> Clients:
+    @property
+    def device(self) -> torch.device:
+        return self.train.columns[0].device
+
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Clients:
         moved = object.__new__(Clients)
         moved.__dict__.update(self.__dict__)
-        moved.splits = {name: shards.to(dtype) for name, shards in self.splits.items()}
+        moved.splits = {name: shards.to(dtype, device) for name, shards in self.splits.items()}
         moved.train = moved.splits["train"]
         return moved
 

@@ -32,12 +32,13 @@ class SimulatedAsk:
     ):
         self.problem, self.shards = problem, clients.splits[split]
         self.names: Sequence[str] = clients.names
-        self.weights, self._numbers = weights, range(len(clients))
+        self.weights, self.numbers = weights, range(len(clients))
         if numbers is not None:
-            self._numbers = numbers.tolist()
-            self.names = tuple(clients.names[k] for k in self._numbers)
+            self.numbers = numbers.tolist()
+            self.names = tuple(clients.names[k] for k in self.numbers)
             chosen = weights[torch.from_numpy(numbers)]
             self.weights = chosen / chosen.sum()
+        self.device = clients.device
         self.sampled_positive_share = clients.sampled_positive_share
         self.cost = Cost()
 
@@ -60,16 +61,23 @@ class SimulatedAsk:
             total = [a + b for a, b in zip(total, part, strict=True)] if total else part
         return tuple(total)
 
-    def _replies(self, question: str, vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    def answers(self, question: str, vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
         """One after the other: those of a million clients are never in memory together."""
-        asked, count = GRADIENTS.get(question, 0), len(self._numbers)
+        for client in self.numbers:
+            yield self.answer(question, vectors, client)
+
+    def answer(self, question: str, vectors: tuple[Tensor, ...], client: int) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return self.problem.answer(question, vectors, self.shards.batch(client))
+
+    def _replies(self, question: str, vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+        """The answers, counted."""
+        asked, count = GRADIENTS.get(question, 0), len(self.numbers)
         down = sum(v.numel() * v.element_size() for v in vectors) * count
-        rows = asked * int(self.shards.sizes[self._numbers].sum()) if asked else 0
+        rows = asked * int(self.shards.sizes[self.numbers].sum()) if asked else 0
         self.cost += Cost(asked * count, rows, 0, down, exchanges=1)
         up = 0
-        for client in self._numbers:
-            with torch.no_grad():
-                reply = self.problem.answer(question, vectors, self.shards.batch(client))
+        for reply in self.answers(question, vectors):
             up += sum(v.numel() * v.element_size() for v in reply)
             yield reply
         self.cost += Cost(bytes_up=up)

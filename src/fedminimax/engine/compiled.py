@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
         if len(source.index) > span.count:
             own = source.index[span.first : span.first + span.count]
             source = source._replace(index=own)
-        steps, cohort = torch.from_numpy(work.steps), torch.from_numpy(work.cohort)
+        steps, cohort = work.placed(work.steps), work.placed(work.cohort)
         first = torch.tensor(span.first)
         return Inputs(work.server, state, source, first, work.clock, steps, cohort, work.weights)
 
@@ -111,6 +111,8 @@ class Compiled(Executor):
         return self._eager.run(work)
 
     def exchange(self, work: Work) -> Exchanged:
+        if work.clock.round.device.type != "cpu":
+            return self.eager.exchange(work)  # the machine code is the host's
         state = work.kept
         with _threads(self.threads), torch.no_grad():
             for span in spans(work.most_steps, UNROLLED):
@@ -324,7 +326,7 @@ def _known(work: Work, span: Span, given: list[Tensor], lifted: bool) -> tuple |
 def _plain(value: Any) -> Hashable:
     """The value, or what stands for it, if it is nothing but data."""
     if isinstance(value, Tensor):
-        content = hashlib.blake2s(value.detach().contiguous().numpy().tobytes()).hexdigest()
+        content = hashlib.blake2s(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
         return str(value.dtype), tuple(value.shape), content
     if isinstance(value, Schedule):
         return type(value), *(_plain(getattr(value, field.name)) for field in fields(value))

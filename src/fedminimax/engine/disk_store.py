@@ -139,7 +139,8 @@ class DiskStore(ClientStore):
 
         def merged(own: Tensor, rest: Tensor) -> Tensor:
             both = rest.new_empty((len(cohort), *rest.shape[1:]))
-            return both.index_copy_(0, outside, rest).index_copy_(0, inside, own)
+            both[outside], both[inside] = rest, own
+            return both
 
         return tree_map(merged, rows_of(self._stacked, places), self._read(cohort[~held]))
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fedminimax.engine.compiled import Compiled, missing_compiler, not_compiled
 from fedminimax.engine.debug import Debug
+from fedminimax.engine.device import wait_for
 from fedminimax.engine.threads import Threads
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.engine.work import ClientError, Exchanged, Executor, Result, Work
@@ -21,14 +22,18 @@ CALL, COMPILING = 1e-5, 2e-2
 WORTH_A_TRACE = 60.0  # a run that would be shorter is not even looked at
 
 
-def make(name: str, threads: int | None = None, rounds: int = 0) -> Executor:
-    """`rounds` is how long the run will be, for "auto" to judge what pays."""
+def make(
+    name: str, threads: int | None = None, rounds: int = 0, cores: int | None = None
+) -> Executor:
+    """`rounds` is how long the run will be, for "auto" to judge what pays; `cores` are those that
+    this process has, if not all."""
+    cores = cores or os.cpu_count() or 1
     if name == "auto":
-        return Auto(rounds)
+        return Auto(rounds, cores)
     if name == "debug":
         return Debug()
     if name == "threads":
-        return Threads(threads)
+        return Threads(threads or cores)
     if name == "vectorised":
         return Vectorised(threads)
     if name == "compiled":
@@ -44,8 +49,8 @@ class Auto(Executor):
     """The fastest of the others for the first work that has a step; numbers do not depend on the
     choice."""
 
-    def __init__(self, rounds: int = 0) -> None:
-        self._rounds = rounds
+    def __init__(self, rounds: int = 0, cores: int | None = None) -> None:
+        self._rounds, self._cores = rounds, cores or os.cpu_count() or 1
         self._chosen: Executor = Debug()
         self._timed = False
         self._watching: Auto | None = None  # for phases that are watched before any other was timed
@@ -63,7 +68,7 @@ class Auto(Executor):
         if self._timed:
             return self._chosen.eager
         if self._watching is None:
-            self._watching = Auto()
+            self._watching = Auto(cores=self._cores)
         self._watching.part = self.part
         return self._watching
 
@@ -86,10 +91,11 @@ class Auto(Executor):
         self._chosen.part = self.part
 
     def _best(self, work: Work) -> Executor:
-        name, threads, seconds = fastest(work)
+        name, threads, seconds = fastest(work, self._cores)
         plain = make(name, threads)
         seconds *= work.most_steps
-        if name != Vectorised.name or self._rounds * seconds < WORTH_A_TRACE:
+        there = work.clock.round.device.type == "cpu"
+        if name != Vectorised.name or not there or self._rounds * seconds < WORTH_A_TRACE:
             return plain
         lack = missing_compiler()
         if lack is not None:
@@ -120,9 +126,9 @@ class Choice(NamedTuple):
     seconds: float  # a step
 
 
-def fastest(work: Work) -> Choice:
+def fastest(work: Work, cores: int) -> Choice:
     """The executor and number of threads that take a step of this work in the least time."""
-    once, cores = work.limited(1), os.cpu_count() or 1
+    once = work.limited(1)
     timed: list[Choice] = []
     for name, threads in dict.fromkeys(
         [("vectorised", 1), ("vectorised", cores), ("threads", cores)]
@@ -147,4 +153,5 @@ def fastest(work: Work) -> Choice:
 def _seconds(executor: Executor, work: Work) -> float:
     start = time.perf_counter()
     executor.run(work)
+    wait_for(work.clock.round.device)
     return time.perf_counter() - start

@@ -59,6 +59,9 @@ class RunFolder:
         found = self.list_checkpoints()
         return checkpoint.read(found[-1]) if found else None
 
+    def save_final(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        checkpoint.write(self.final, tensors, about)
+
     def append(self, record: dict[str, Any]) -> None:
         try:
             with open(self.history, "a", encoding="utf-8") as file:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedminimax.data.batches import Draws, Sampler
 from fedminimax.data.clients import Clients
+from fedminimax.engine.crew import Crew
 from fedminimax.engine.debug import find_non_finite
 from fedminimax.engine.store import ClientStore
 from fedminimax.engine.work import (
@@ -41,6 +42,7 @@ class Federation:
     first: Sampler | None  # the batches that init_client needs
     seed: int
     cohort: int
+    crew: Crew
 
     @staticmethod
     def of(
@@ -50,13 +52,15 @@ class Federation:
         weights: Tensor,
         seed: int,
         cohort: int,
+        crew: Crew | None = None,
     ):
         algorithm = algorithm.for_clients(len(clients)).for_problem(problem)
         first = None
         if algorithm.init_batches:
             first = Sampler(clients, problem.depth, seed, "first", algorithm.init_batches)
         sampler = Sampler(clients, problem.depth, seed)
-        return Federation(problem, algorithm, clients, weights, sampler, first, seed, cohort)
+        drawing = (sampler, first, seed, cohort)
+        return Federation(problem, algorithm, clients, weights, *drawing, crew or Crew())
 
     @cached_property
     def everyone(self) -> np.ndarray:
@@ -79,6 +83,7 @@ class Federation:
         """The time, and how many steps each client of the cohort takes."""
         steps = self._steps(round, phase, cohort)
         clock = Clock.at(
+            self.clients.device,
             round=round,
             phase=number,
             iteration=iteration,
@@ -102,14 +107,17 @@ class Federation:
             return 1.0  # not the sum of rounded weights
         return float(self.weights[torch.from_numpy(cohort)].sum())
 
-    def weights_of(self, phase: Phase, cohort: np.ndarray) -> Tensor:
-        """The clients' weights in the mean of a phase."""
+    def shares(self, phase: Phase, cohort: np.ndarray) -> Tensor:
+        """The clients' weights in the mean of a phase, which sum to one."""
         if phase.weights == "uniform" or phase.cohort == "auxiliary":
-            return torch.ones(len(cohort), dtype=self.weights.dtype)
-        return self.weights[torch.from_numpy(cohort)]
+            weights = torch.ones(len(cohort), dtype=self.weights.dtype)
+        else:
+            weights = self.weights[torch.from_numpy(cohort)]
+        return weights / weights.sum()
 
     def draws(self, phase: Phase, cohort: np.ndarray, iteration: int, steps: int) -> Draws:
-        if phase.data == "whole":
+        # In a process without clients in the phase there is nothing to draw.
+        if phase.data == "whole" or not len(cohort):
             return self.sampler.whole(cohort)
         return self.sampler.draw(cohort, iteration, steps)
 
@@ -124,6 +132,7 @@ class State(NamedTuple):
     cost: Cost
 
 
+@torch.no_grad()  # or a parameter in a user's loss would keep the history of the whole run
 def play_round(
     federation: Federation,
     state: State,
@@ -132,7 +141,7 @@ def play_round(
     watch: Drift | None = None,
 ) -> State:
     """One round. Client states go to the store, everything else is returned."""
-    algorithm, server, cost = federation.algorithm, state.server, state.cost
+    algorithm, crew, server, spent = federation.algorithm, federation.crew, state.server, Cost()
     phases = algorithm.phases(state.round)
     if watch is not None:
         phases, executor = watch.watched(phases), executor.eager
@@ -149,29 +158,32 @@ def play_round(
         if phase.draw == "fresh":
             iteration, drawn = iteration + drawn, 0
         clock, steps = federation.clock(state.round, number, phase, cohort, iteration)
-        cost += meet(federation, store, cohort, phase, server, clock)
-        kept = store.load(cohort) if kept is None else kept
+        own = crew.own(cohort)
+        mine, most = cohort[own], int(steps.max())
+        spent += meet(federation, store, mine, phase, server, clock)
+        if kept is None:
+            kept = store.load(mine) if len(mine) else kept_type(algorithm.keep)()
         last = number == len(phases) - 1
         leave = kept_type(algorithm.keep if last else algorithm.keep + algorithm.carry)
         with executor.part("data"):
-            draws = federation.draws(phase, cohort, iteration, int(steps.max()))
-        weights = federation.weights_of(phase, cohort)
-        work = Work(
-            federation.problem, phase, server, kept, leave, draws, clock, cohort, steps, weights
-        )
+            draws = federation.draws(phase, mine, iteration, most)
+        shares = federation.shares(phase, cohort)
+        about = (federation.problem, phase, server, kept, leave, draws, clock)
+        work = Work(*about, mine, steps[own], shares[own])
         done = executor.exchange(work)
         if done.bad:
-            raise NonFiniteError(_not_finite(work, done.bad))
+            raise NonFiniteError(_not_finite(work, done.bad, crew))
         server, kept = done.server, done.kept
-        store.save(cohort, keeping(kept_type(algorithm.keep), kept))
+        if len(mine):
+            store.save(mine, keeping(kept_type(algorithm.keep), kept))
         if phase.data == "minibatch":
-            drawn = max(drawn, work.most_steps)
-        cost += phase_cost(work, done)
-    return State(state.round + 1, iteration + drawn, server, cost)
+            drawn = max(drawn, most)
+        spent += phase_cost(work, done)
+    return State(state.round + 1, iteration + drawn, server, state.cost + crew.total(spent))
 
 
-def _not_finite(work: Work, bad: str) -> str:
-    where = find_non_finite(work)
+def _not_finite(work: Work, bad: str, crew: Crew) -> str:
+    where = crew.first(find_non_finite(work))
     if where is not None:
         return f"{where}: lower the learning rate, or look at that client's data"
     return (

@@ -18,13 +18,15 @@ from torch import Tensor, nn
 
 from fedminimax.data.clients import Clients
 from fedminimax.engine import disk_store
-from fedminimax.engine.ask import SimulatedAsk
+from fedminimax.engine.crew import Crew
+from fedminimax.engine.device import device_of
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.round import Federation, State
 from fedminimax.engine.trainer import Best, Plan, Trainer
 from fedminimax.metrics.optimality import check_names
 from fedminimax.problems._levels import check_levels
+from fedminimax.problems.network import in_precision
 from fedminimax.random import distinct, key
 from fedminimax.types import Algorithm, Point, Problem
 
@@ -61,7 +63,8 @@ def simulate(
     cohort: int | None = None,
     executor: str = "auto",
     dtype: torch.dtype | None = None,
-    device: Any = None,
+    device: str | torch.device | None = None,
+    precision: torch.dtype | None = None,
     evaluate_every: int = 10,
     stop_early: int | None = None,
     target: float | None = None,
@@ -77,12 +80,16 @@ def simulate(
     on_round: Callable[[int], None] | None = None,
     interrupted: Callable[[], bool] | None = None,
     profile: Profile | None = None,
+    crew: Crew | None = None,
 ) -> Run:
     """Runs `algorithm` on `problem` across `clients` for `rounds` rounds.
 
     - cohort: clients per round, drawn anew in each; None: all.
     - executor: "auto", "debug", "threads", "vectorised" or "compiled": how clients are mapped, not
       what is computed.
+    - device: "cpu", "cuda" or "mps": where all of it is computed; None: on the CPU.
+    - precision: torch.bfloat16 computes the network's forward and backward pass of training in that
+      precision, while all vectors stay as they are.
     - evaluate_every: rounds between evaluations, on the validation and test rows, or on the
       training rows if there are neither.
     - stop_early: end after so many evaluations without a better monitored metric on validation
@@ -104,6 +111,8 @@ def simulate(
     - interrupted: asked after each round; once it is true, a checkpoint is written to the folder
       and Interrupted, a KeyboardInterrupt, raised.
     - profile: told where the time goes.
+    - crew: the processes that share the work, as `joined()` of engine/distributed.py gives them;
+      None: this one alone.
     """
     _check_kinds(problem, algorithm, clients)
     cohort = len(clients) if cohort is None else cohort
@@ -117,30 +126,40 @@ def simulate(
             f"{type(algorithm).__name__} needs rows at the server: give Clients(auxiliary=...), or "
             "split.auxiliary in an experiment"
         )
-    if str(device or "cpu") != "cpu":
-        raise ValueError(f"device is {device!r}; this version runs on the CPU: leave device out")
+    crew = crew or Crew()
+    if store == "disk" and crew.size > 1:
+        raise ValueError(
+            f'store = "disk" is for one process, and this run has {crew.size}: use "memory", in '
+            "which each process has the states of its own clients"
+        )
     point = _start(problem, start, dtype)
-    clients = clients.to(point.x.dtype)
+    dtype = point.x.dtype
+    where = crew.device(device_of(device, dtype))
+    problem = in_precision(problem, precision, dtype)
+    point, clients = Point(*(v.to(where) for v in point)), clients.to(dtype, where)
     weights = clients.weight_vector(clients.weights or problem.client_weights)
-    ask = SimulatedAsk(problem, clients, "train", weights)
+    ask = crew.ask(problem, clients, "train", weights)
     problem = problem.prepare(ask)
     check_levels(problem, point, clients.train.batch(0))
-    federation = Federation.of(problem, algorithm, clients, weights, seed, cohort)
-    place = RunFolder(folder) if folder is not None else None
+    federation = Federation.of(problem, algorithm, clients, weights, seed, cohort, crew)
+    # It goes over all rows: only for a run that may be gone on with, or that is shared.
+    known = folder is not None or crew.size > 1
+    identity = _identity(federation, point) if known else ""
+    crew.check_alike(identity)
+    place = crew.folder(folder) if folder is not None else None
     if place is not None and not resume:
         place.create()
     elif place is not None and not place.path.exists():
         raise ValueError(f"there is no folder {place.path} to resume from: leave resume out")
     every = checkpoint_every or evaluate_every
     looks = (evaluate_every, every, stop_early, target, tuple(measures), asked)
-    plan = Plan(rounds, *looks, on_record, on_round, interrupted, profile)
+    stops = None if interrupted is None else lambda: crew.any(interrupted())
+    plan = Plan(rounds, *looks, on_record, on_round, stops, profile)
     server = federation.algorithm.init_server(problem, point)
     state = State(0, 0, server, ask.cost)
     keep, count = federation.algorithm.keep, len(clients.train.sizes)
     kept = disk_store.make(store, keep, count, None if place is None else place.clients)
     with closing(kept):
-        # It goes over all rows: only for a run that may be gone on with.
-        identity = "" if place is None else _identity(federation, point)
         trainer = Trainer(federation, plan, place, identity, kept)
         with closing(trainer.begin(state, executor, resume)):
             trainer.train()

@@ -19,9 +19,7 @@ class Threads(Executor):
         self.threads = threads or os.cpu_count() or 1
         # Each worker computes on one core; two cores are filled by two clients, without a barrier
         # per operation.
-        self._pool = ThreadPoolExecutor(
-            self.threads, "client", initializer=torch.set_num_threads, initargs=(1,)
-        )
+        self._pool = ThreadPoolExecutor(self.threads, "client", initializer=_begin)
 
     def run(self, work: Work) -> Result:
         results = self._pool.map(
@@ -31,3 +29,9 @@ class Threads(Executor):
 
     def close(self) -> None:
         self._pool.shutdown()
+
+
+def _begin() -> None:
+    """What torch keeps per thread."""
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.checkpoint import CheckpointError
+from fedminimax.engine.device import chance
 from fedminimax.engine.disk_store import DiskStore
 from fedminimax.engine.folder import RunFolder, environment
 from fedminimax.engine.profile import Profile, untimed
@@ -100,7 +100,7 @@ class Trainer:
         """Questions to the clients that evaluations ask."""
         federation = self.federation
         clients, weights = federation.clients, federation.weights
-        return SimulatedAsk(federation.problem, clients, split, weights, self.plan.asked)
+        return federation.crew.ask(federation.problem, clients, split, weights, self.plan.asked)
 
     def begin(self, state: State, executor: str, resume: bool) -> Executor:
         """From the given state, or from the last checkpoint of the folder."""
@@ -119,9 +119,8 @@ class Trainer:
         if self.folder is not None and resume:
             self.history = self.folder.cut_history(self.state.round if saved else -1)
         left = self.plan.rounds - self.state.round
-        self.executor = executors.make(
-            chosen.get("executor", executor), chosen.get("threads", None), left
-        )
+        name, threads = chosen.get("executor", executor), chosen.get("threads", None)
+        self.executor = self.federation.crew.executor(name, threads, left)
         self.executor.part = self.part
         self.recorded = bool(chosen) or self.folder is None
         if self.folder is not None and not chosen:
@@ -133,14 +132,15 @@ class Trainer:
         if not self.history:
             with self.part("evaluation"):
                 self._evaluate()
-        chance = torch.random.get_rng_state()
+        device = self.federation.clients.device
+        before = chance(device)
         while self.state.round < plan.rounds and self.outcome == FINISHED:
             try:
                 self._play()
             except NonFiniteError as found:
                 self.outcome = str(found)
                 return
-            if not torch.equal(chance, torch.random.get_rng_state()):
+            if not all(map(torch.equal, before, chance(device))):
                 raise ValueError(
                     "the problem or the method drew torch's own random numbers, which no seed of "
                     "the run decides: remove dropout and the like from its functions"
@@ -192,7 +192,7 @@ class Trainer:
             "outcome": self.outcome,
             "best": None if self.best is None else [self.best.round, self.best.value],
         }
-        checkpoint.write(self.folder.final, tensors, about)
+        self.folder.save_final(tensors, about)
 
     def _record_executor(self) -> None:
         """After the first round, when "auto" has chosen, and before the first checkpoint."""
@@ -269,7 +269,7 @@ class Trainer:
 
     def _save_checkpoint(self, folder: RunFolder) -> None:
         tensors, elsewhere = self.store.checkpoint()
-        tensors |= dict(leaves(self.state.server, "server"))
+        tensors = self.federation.crew.gathered(tensors) | dict(leaves(self.state.server, "server"))
         about = self._about() | ({} if elsewhere is None else {"clients": elsewhere})
         folder.save_checkpoint(self.state.round, tensors | self._best_tensors(), about)
         self.store.checkpointed(self.state.round)
@@ -302,6 +302,8 @@ class Trainer:
                 "problem, method or seed): resume with the settings of that run, or give another "
                 "folder"
             )
+        device = self.federation.clients.device
+        tensors = {name: value.to(device) for name, value in tensors.items()}
         parts: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             owner, _, rest = name.partition(".")
@@ -316,7 +318,7 @@ class Trainer:
         kept = {
             int(owner.removeprefix("client ")): kind(**grown(fields))
             for owner, fields in parts.items()
-            if owner != "best"
+            if owner != "best" and self.federation.crew.owns(int(owner.removeprefix("client ")))
         }
         self._restore_clients(kept, about.get("clients"))
         self.best = best_of(tensors, about)
@@ -328,6 +330,11 @@ class Trainer:
         store they come from, this run's has them then."""
         if elsewhere is None:
             self.store.restore(self.state.round, kept)
+        elif self.federation.crew.size > 1:
+            raise CheckpointError(
+                "the states of the clients are in files, which one process reads: go on in one "
+                'process with store = "memory", and share the run after its next checkpoint'
+            )
         elif isinstance(self.store, DiskStore):
             self.store.roll_back(self.state.round, elsewhere)
         else:

@@ -48,7 +48,7 @@ class Vectorised(Executor):
             torch.set_num_threads(before)
 
     def _run(self, work: Work) -> Result:
-        steps, cohort = torch.from_numpy(work.steps), torch.from_numpy(work.cohort)
+        steps, cohort = work.placed(work.steps), work.placed(work.cohort)
         together = max(1, MOST_NUMBERS // max(work.draws.numbers_per_step, 1))
         state = work.kept
         for span in spans(work.most_steps, together):
@@ -90,7 +90,7 @@ def walk(
 ) -> Any:
     """All clients through a span: from what they kept, if it opens the phase, to their replies, if
     it closes it. All that depends on the method is a function of tensors."""
-    clock = work.clock._replace(steps=steps.to(torch.float64), client=cohort)
+    clock = work.clock._replace(steps=steps.to(work.clock.steps.dtype), client=cohort)
 
     def part(state: Any, draws: tuple[Draw, ...], clock: Clock) -> Any:
         client = begin(work, state, clock) if span.opens else state

@@ -44,7 +44,7 @@ class Work:
     clock: Clock  # `step`, `steps` and `client` are filled in per client and step
     cohort: np.ndarray
     steps: np.ndarray
-    weights: Tensor  # of the clients in the mean
+    weights: Tensor  # of the clients in the mean; those of a whole cohort sum to one
 
     @cached_property
     def down(self) -> Any:
@@ -65,8 +65,13 @@ class Work:
     def client_clock(self, position: int) -> Clock:
         number, steps = int(self.cohort[position]), int(self.steps[position])
         return self.clock._replace(
-            steps=torch.tensor(steps, dtype=torch.float64), client=torch.tensor(number)
+            steps=torch.full_like(self.clock.steps, steps),
+            client=torch.full_like(self.clock.client, number),
         )
+
+    def placed(self, numbers: np.ndarray) -> Tensor:
+        """On the run's device."""
+        return torch.from_numpy(numbers).to(self.clock.round.device)
 
     def client_kept(self, position: int) -> Any:
         return tree_map(lambda field: field[position], self.kept)
@@ -141,7 +146,8 @@ def keeping(kind: Any, client: Any) -> Any:
 
 
 def at_step(clock: Clock, number: int | Tensor) -> Clock:
-    return clock._replace(step=torch.as_tensor(number), iteration=clock.iteration + number)
+    step = number if isinstance(number, Tensor) else torch.full_like(clock.step, number)
+    return clock._replace(step=step, iteration=clock.iteration + number)
 
 
 def stack(values: Sequence[Any]) -> Any:
@@ -151,10 +157,9 @@ def stack(values: Sequence[Any]) -> Any:
 
 def mean(up: Any, weights: Tensor) -> Any:
     """The weighted mean over clients of each field, added in client order."""
-    share = weights / weights.sum()
 
     def average(field: Tensor) -> Tensor:
-        return (share.to(field.dtype).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
+        return (weights.to(field).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
 
     return tree_map(average, up)
 

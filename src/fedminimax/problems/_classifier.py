@@ -40,7 +40,7 @@ class Classifier(NetworkProblem):
         if question != "labels_outside":
             return super().answer(question, vectors, batch)
         first = batch.features[:1]
-        outputs = self.network(self.network.start().to(first.dtype), first).numel()
+        outputs = self.network(self.network.start().to(first), first).numel()
         two = [-1, 1] if bool((batch.labels < 0).any()) else [0, 1]
         known = torch.tensor(two if outputs == 1 else range(outputs)).to(batch.labels)
         return ((~torch.isin(batch.labels, known)).sum().reshape(1),)

@@ -67,12 +67,12 @@ class BinaryProblem(NetworkProblem):
         if question == "scores":
             return scores, batch.labels
         self.check_labels(batch)
-        rank, labels = scores.double().numpy(), (batch.labels > 0).numpy()
+        rank, labels = scores.cpu().double().numpy(), (batch.labels > 0).cpu().numpy()
         if question == "ranking":
             own = auc(rank, labels)
             found = [-1.0 if own is None else own, (~labels).sum(), labels.sum()]
             return (torch.tensor(found, dtype=torch.float64),)
-        arrays = (v.numpy() for v in rest)
+        arrays = (v.cpu().numpy() for v in rest)
         counts = histogram_answer(question, rank, labels, *arrays, least=self.least_per_bin)
         return (torch.from_numpy(counts),)
 
@@ -91,7 +91,7 @@ class BinaryProblem(NetworkProblem):
         at = (point.x,) if moments is None else (point.x, moments)
 
         def summed(question: str, *arrays: np.ndarray) -> np.ndarray:
-            return ask.sum(question, *at, *map(torch.from_numpy, arrays))[0].numpy()
+            return ask.sum(question, *at, *map(torch.from_numpy, arrays))[0].cpu().numpy()
 
         federated = federated_auc(summed, least=self.least_per_bin)
         found = super().evaluate(point, ask, moments) | {
@@ -124,8 +124,8 @@ def _one_per_row(outputs: Tensor) -> Tensor:
 
 def _pooled(replies: list[tuple[Tensor, ...]], weights: Tensor) -> dict[str, Any]:
     """Exact measures over all rows; `auc_weighted` weights clients as the run does."""
-    scores = torch.cat([r[0] for r in replies]).double().numpy()
-    labels = (torch.cat([r[1] for r in replies]) > 0).numpy()
+    scores = torch.cat([r[0] for r in replies]).cpu().double().numpy()
+    labels = (torch.cat([r[1] for r in replies]) > 0).cpu().numpy()
     if (exact := auc(scores, labels)) is None:
         return {}
     per_row = np.concatenate(

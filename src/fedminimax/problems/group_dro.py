@@ -62,7 +62,7 @@ def numbered(clients: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     def column(rows: Sequence[Any], number: int) -> Any:
         size = len(rows[0])
         if isinstance(rows[0], Tensor):
-            return torch.full((size,), number)
+            return torch.full((size,), number, device=rows[0].device)
         return np.full(size, number)
 
     return [(*rows, column(rows, number)) for number, rows in enumerate(clients)]

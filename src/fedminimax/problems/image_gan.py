@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedminimax.blocks.precision import double
 from fedminimax.blocks.projections import ball
 from fedminimax.problems._network_problem import NetworkProblem
 from fedminimax.problems.network import Network
@@ -101,7 +102,7 @@ class ImageGAN(NetworkProblem):
             return super().answer(question, vectors, batch)
         sets = (batch.rows[0].flatten(1), self.made(vectors[0], batch).flatten(1))
         # In double precision: a variance is a small difference of the two.
-        return tuple(batch.mean(v.double()) for images in sets for v in (images, images**2))
+        return tuple(batch.mean(double(v)) for images in sets for v in (images, images**2))
 
     def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
         real, real2, made, made2 = ask.mean("pixels", point.x)

@@ -87,7 +87,7 @@ class MAML(NetworkProblem):
         inputs, target, task, kind = batch.rows
         blocks = self._blocks(value, len(share))
         made = vmap(lambda weights: self.network(weights, inputs).flatten())(blocks)
-        here = (task == torch.arange(len(share))[:, None]) & (kind == query)
+        here = (task == torch.arange(len(share), device=task.device)[:, None]) & (kind == query)
         return batch.mean(((made - target).square() * here).T) / share
 
     def _blocks(self, value: Tensor, tasks: int) -> Tensor:
@@ -97,7 +97,7 @@ class MAML(NetworkProblem):
     def _known_shares(self, like: Tensor) -> Tensor:
         if self._shares is None:
             raise ValueError("MAML has not asked its clients about their tasks: call prepare first")
-        return self._shares.to(like.dtype)
+        return self._shares.to(like)
 
     def _asked_shares(self, ask: Ask) -> Tensor:
         tasks = max(int(reply[0]) for reply in ask.each("tasks"))
@@ -124,7 +124,7 @@ class MAML(NetworkProblem):
         if question == "tasks":
             return ((task.max() + 1).reshape(1),)
         if question == "shares":
-            here = task[:, None] == torch.arange(int(vectors[0]))
+            here = task[:, None] == torch.arange(int(vectors[0]), device=task.device)
             held = torch.stack([here & (kind == query)[:, None] for query in (0, 1)], dim=1)
             return (batch.mean(held.to(batch.weight.dtype)),)
         if question == "adapt":

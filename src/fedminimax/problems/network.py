@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedminimax.types import Batch
+from fedminimax.blocks.precision import double
+from fedminimax.types import Batch, Problem
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CHUNK = 2048
@@ -41,6 +42,13 @@ class RowNorm(nn.Module):
                 return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
             # One value per channel: torch refuses it, and a padded batch has variance 0 here too.
             row_weight = x.new_ones(1)
+        if x.dtype == row_weight.dtype:
+            return self._by_rows(x, row_weight)
+        # Of a pass in another precision the statistics are taken in that of the weights.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._by_rows(x.to(row_weight.dtype), row_weight).to(x.dtype)
+
+    def _by_rows(self, x: Tensor, row_weight: Tensor) -> Tensor:
         channel = (1, -1, *([1] * (x.dim() - 2)))
         mean = weighted_moments(x, row_weight)[0]
         variance = weighted_moments(x - mean.reshape(channel), row_weight)[1]
@@ -79,6 +87,7 @@ class Network:
                 f"the module's parameter {frozen[0]!r} is frozen (requires_grad = False), but all "
                 "weights are trained here: unfreeze it, or compute its part of the features before"
             )
+        self.precision: torch.dtype | None = None  # of the forward pass, if not that of the rows
         self._plain = copy.deepcopy(module)
         self._functional = _swap_norms(copy.deepcopy(module))
         self._norms = [
@@ -100,8 +109,14 @@ class Network:
 
     @property
     def text(self) -> str:
-        """The module's architecture."""
-        return repr(self._plain)
+        """The module's architecture, and in which precision it computes if it has its own."""
+        return repr(self._plain) + (f" in {self.precision}" if self.precision else "")
+
+    def at(self, precision: torch.dtype | None) -> Network:
+        """The same network, with forward passes in another precision."""
+        network = Network(self._plain)
+        network.precision = precision
+        return network
 
     def weights(self, vector: Tensor) -> dict[str, Tensor]:
         parts = vector.split(self._sizes)
@@ -109,10 +124,15 @@ class Network:
 
     def __call__(self, vector: Tensor, rows: Tensor, batch: Batch | None = None) -> Tensor:
         """The outputs with batch statistics; `batch` tells which rows are padding."""
-        tensors = self.weights(vector)
+        tensors = self.weights(vector) | self._buffers(vector.device)
         if batch is not None and batch.padding.shape[0]:
             tensors |= {f"{name}.row_weight": batch.weight for name in self._norms}
-        return functional_call(self._own_module(), tensors, (rows,))
+        module = self._own_module()
+        if self.precision is None:
+            return functional_call(module, tensors, (rows,))
+        with torch.autocast(vector.device.type, self.precision, cache_enabled=False):
+            outputs = functional_call(module, tensors, (rows,))
+        return outputs.to(vector.dtype)
 
     def moments(self, vector: Tensor, rows: Tensor) -> Tensor:
         """E[x] and E[x^2] of what enters each batch-norm layer on these rows, layer after layer.
@@ -120,12 +140,12 @@ class Network:
         Layers after the first see activations normalised by this client's own statistics (in
         chunks): an approximation of what they would see under the merged ones.
         """
-        module, found = copy.deepcopy(self._functional), {}
+        module, found = copy.deepcopy(self._functional).to(vector.device), {}
 
         def collect(name: str):
             def hook(part: nn.Module, arguments: tuple) -> None:
                 # In double precision: the variance is a small difference of the two.
-                x = arguments[0].double()
+                x = double(arguments[0])
                 weight = x.new_full((len(x),), 1.0 / len(rows))
                 found[name] = found.get(name, 0) + torch.stack(weighted_moments(x, weight))
 
@@ -140,7 +160,7 @@ class Network:
     def module(self, vector: Tensor, moments: Tensor | None = None) -> nn.Module:
         """The user's own module with these weights, in evaluation mode, with the given batch-norm
         moments."""
-        module = copy.deepcopy(self._plain).to(vector.dtype).eval()
+        module = copy.deepcopy(self._plain).to(vector).eval()
         with torch.no_grad():
             for name, value in self.weights(vector).items():
                 module.get_parameter(name).copy_(value)
@@ -149,8 +169,8 @@ class Network:
                 parts = moments.split([2 * norm.num_features for norm in norms])
                 for norm, part in zip(norms, parts, strict=True):
                     mean, square = part.reshape(2, -1)
-                    norm.running_mean = mean.to(vector.dtype, copy=True)
-                    norm.running_var = (square - mean * mean).clamp(min=0).to(vector.dtype)
+                    norm.running_mean = mean.to(vector, copy=True)
+                    norm.running_var = (square - mean * mean).clamp(min=0).to(vector)
         return module
 
     def outputs(self, vector: Tensor, rows: Tensor, moments: Tensor | None = None) -> Tensor:
@@ -160,7 +180,14 @@ class Network:
             return torch.cat([module(chunk) for chunk in rows.split(_CHUNK)])
 
     def __deepcopy__(self, memo: dict) -> Network:
-        return Network(self._plain)
+        return self.at(self.precision)
+
+    def _buffers(self, device: torch.device) -> dict[str, Tensor]:
+        """What the module has beside its weights, where it is not on the host."""
+        if device.type == "cpu":
+            return {}
+        held = self._functional.named_buffers()
+        return {name: value.to(device) for name, value in held if value.numel()}
 
     def _own_module(self) -> nn.Module:
         # functional_call swaps tensors inside the module, so threads must not share one; a graph
@@ -170,6 +197,31 @@ class Network:
         if not hasattr(self._local, "module"):
             self._local.module = copy.deepcopy(self._functional)
         return self._local.module
+
+
+def in_precision(problem: Problem, precision: torch.dtype | None, dtype: torch.dtype) -> Problem:
+    """The problem, with networks that compute in another precision than its vectors'."""
+    if precision is None or precision == dtype:
+        return problem
+    if precision != torch.bfloat16:
+        raise ValueError(
+            f"precision is {precision}; give bfloat16 (float16 would need its losses scaled), or "
+            "leave it out"
+        )
+    if dtype != torch.float32:
+        raise ValueError(
+            f"precision bfloat16 is for runs in float32, not {dtype}: vectors of that precision "
+            "would only hide what the network has lost"
+        )
+    networks = {n: v.at(precision) for n, v in vars(problem).items() if isinstance(v, Network)}
+    if not networks:
+        raise ValueError(
+            f"precision bfloat16 is that of a network, but {type(problem).__name__} has none: "
+            "leave precision out"
+        )
+    changed = copy.copy(problem)
+    vars(changed).update(networks)
+    return changed
 
 
 def _swap_norms(module: nn.Module, swapped: dict[nn.Module, RowNorm] | None = None) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.precision import double
 from fedminimax.types import Ask, Batch, Point, Problem
 
 Budget = Literal["none", "sum", "long_only"]
@@ -125,7 +126,7 @@ class Portfolio(Problem):
         if question == "present":
             return self._present(batch)
         if question == "return_moments":
-            returns, weight = self._returns(batch).double(), batch.weight.double()
+            returns, weight = double(self._returns(batch)), double(batch.weight)
             return weight @ returns, (weight[:, None] * returns).T @ returns
         return super().answer(question, vectors, batch)
 

@@ -1,0 +1,45 @@
+"""Where a run computes."""
+
+from __future__ import annotations
+
+import torch
+
+from fedminimax.blocks.precision import NO_DOUBLE
+
+KNOWN = ("cpu", "cuda", "mps")
+
+
+def device_of(given: str | torch.device | None, dtype: torch.dtype) -> torch.device:
+    """The device that was asked for, if it is there and has the precision.
+
+    >>> device_of(None, torch.float32)
+    device(type='cpu')
+    """
+    try:
+        device = torch.device(given or "cpu")
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in KNOWN:
+        raise ValueError(f"device is {str(given)!r}; give one of {', '.join(KNOWN)}")
+    count = 1 if device.type == "cpu" else getattr(torch, device.type).device_count()
+    if (device.index or 0) >= count:
+        raise ValueError(
+            f"device is {str(given)!r}, but torch sees {count or 'no'} such "
+            f"device{'' if count == 1 else 's'} on this machine: leave device out, or install a "
+            "torch that has it"
+        )
+    if device.type in NO_DOUBLE and dtype == torch.float64:
+        raise ValueError(f"device {device.type} has no float64: use dtype float32, or another one")
+    return device
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given: a clock must not stop before."""
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
+
+
+def chance(device: torch.device) -> list[torch.Tensor]:
+    """The state of torch's own random numbers, on the host and on the device."""
+    own = [] if device.type == "cpu" else [getattr(torch, device.type).get_rng_state()]
+    return [torch.random.get_rng_state(), *own]

@@ -1,0 +1,97 @@
+"""What tests/test_distributed.py starts with torchrun.
+
+distributed_runs.py rows FOLDER              a run of every kind of method, each in its folder
+distributed_runs.py cli FAULT ARGUMENTS...   the command line, with a fault in process 1
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import table
+import torch
+from rows import Row, labelled
+from torch import nn
+
+from fedminimax import cli
+from fedminimax.algorithms.fedavg import FedAvg
+from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.engine import trainer
+from fedminimax.engine.crew import Crew
+from fedminimax.engine.distributed import joined, leave, rank
+from fedminimax.engine.simulate import Run, simulate
+from fedminimax.problems.cross_entropy import CrossEntropy
+
+FAULTY_ROUND = 7
+
+
+def normalised() -> CrossEntropy:
+    torch.manual_seed(0)
+    return CrossEntropy(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+
+
+ROWS = (
+    *{type(row.algorithm): row for row in reversed(table.ROWS)}.values(),
+    *(row for row in table.ROWS if row.name in ("codasca-growth", "scgdam-auc", "scgdam-levels-3")),
+    Row("batch-norm", FedAvg(lr=0.1), normalised, labelled),
+    Row("diverging", LocalSGDA(1e200, 1e200, local_steps=3)),
+)
+
+
+def options_of(row: Row) -> dict[str, Any]:
+    """Some clients only, where the method allows it; whatever else is shared is in some row."""
+    options: dict[str, Any] = {"rounds": min(row.rounds, 4), "dtype": torch.float64}
+    if row.algorithm.partial:
+        options["cohort"] = 2
+    depth = row.problem().depth
+    return {**options, "measures": ("grad_x", "drift") if depth == 1 else ("drift",)}
+
+
+def play(row: Row, folder: Path, crew: Crew | None = None) -> Run:
+    return simulate(
+        row.problem(),
+        row.algorithm,
+        row.clients(),
+        executor="vectorised",
+        evaluate_every=2,
+        folder=folder / row.name,
+        crew=crew,
+        **options_of(row),
+    )
+
+
+def play_all(folder: Path) -> None:
+    with joined(timeout=120) as crew:
+        for row in ROWS:
+            play(row, folder, crew)
+
+
+def with_fault(fault: str, arguments: list[str]) -> int:
+    """Process 1 dies, hangs or fails in the middle of a run."""
+    usual = trainer.play_round
+
+    def play_round(federation, state, *rest):
+        if rank() == 1 and state.round == FAULTY_ROUND:
+            if fault == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "hangs":
+                time.sleep(600)
+            if fault == "fails":
+                raise ValueError("the rows of this machine cannot be read")
+        return usual(federation, state, *rest)
+
+    trainer.play_round = play_round
+    return cli.main(arguments)
+
+
+if __name__ == "__main__":
+    what, first, *rest = sys.argv[1:]
+    if what == "rows":
+        play_all(Path(first))
+        leave(0)
+    leave(with_fault(first, rest))
