@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.tested
 
-.PHONY: install demo test test-slow lint clean
+.PHONY: install demo test test-slow lint pages site clean
 
 install: $(READY)
 
@@ -23,8 +23,15 @@ lint: $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# The parts of the pages that come from the code. Set FEDMINIMAX_DATA to refresh what examples print with data sets.
+pages: $(READY)
+	$(BIN)/python docs/build.py
+
+site: $(TESTED)
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist site src/*.egg-info
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,6 +1,7 @@
 """Imports go one way, and an algorithm knows nothing of engines, data or files."""
 
 import ast
+import re
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "fedminimax"
@@ -49,3 +50,19 @@ def test_nothing_is_unpickled_and_no_foreign_file_is_loaded_unsafely():
                 assert not {"pickle", "dill", "joblib"} & {a.name for a in node.names}, file.name
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 assert (node.value.id, node.attr) != ("torch", "load"), file.name
+
+
+def test_the_page_names_every_module_and_the_order_of_imports():
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text()
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    for file in SOURCE.rglob("*.py"):
+        package = file.parent.relative_to(SOURCE).as_posix()
+        if file.stem in ("__init__", "__main__"):
+            continue
+        if package == "algorithms" and not file.stem.startswith("_"):
+            continue  # "a method per file": those have pages of their own
+        section = sections["The contract and the top" if package == "." else package]
+        assert f"`{file.name}`" in section, file
+    order = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]  # type: ignore[index]
+    named = re.findall(r"\w+", order)
+    assert named == [part for part in ORDER if part != "estimator_files"]

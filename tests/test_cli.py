@@ -426,9 +426,9 @@ def test_list_methods_tells_what_each_costs(run):
     lines = run("list", "methods").out.splitlines()
     cells = {line.split()[0]: re.split(r"  +", line.strip()) for line in lines if line.strip()}
     assert set(METHODS) <= set(cells)
-    _, solves, gradients, exchanges, up, down, partial, reference = cells["sagda"]
+    _, solves, gradients, exchanges, up, down, kept, partial, reference = cells["sagda"]
     assert (solves, gradients, exchanges) == ("minimax: nonconvex-PL", "1 + 1 a round", "2")
-    assert (up, down, partial) == ("2 (dx + dy)", "2 (dx + dy)", "yes")
+    assert (up, down, kept, partial) == ("2 (dx + dy)", "2 (dx + dy)", "0", "yes")
     assert reference == METHODS["sagda"].reference
 
 

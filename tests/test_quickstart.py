@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 
 from fedminimax import cli
-from fedminimax.experiment import load
+from fedminimax.config import Experiment
+from fedminimax.experiment import build, load
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, re.DOTALL)[1]  # type: ignore[index]
 HEADER = re.search(r"```csv\n(.*?)\n", PAGE)[1]  # type: ignore[index]
 SITES = ("hull", "leeds", "york")
-SENTENCES = dict(re.findall(r"\*\*(.*?)\*\*\n\n((?:    .*\n)+)", PAGE))
+SENTENCES, NOTES = (
+    dict(re.findall(r"\*\*(.*?)\*\*\n\n```text\n(.*?)```", part, re.DOTALL))
+    for part in PAGE.split("## If it begins with a note")
+)
 RUN = next(line for line in COMMANDS.splitlines() if line.startswith("fedminimax run"))
 PREDICT = COMMANDS.splitlines()[-1]
 
@@ -134,6 +138,12 @@ def unlabelled():
     return [word for word in arguments(RUN) if not word.startswith("data.positive")]
 
 
+def in_another_encoding():
+    path = Path("my-sites/york.csv")
+    path.write_bytes(path.read_bytes().replace(b",f,", b",\xe4,", 1))
+    return arguments(RUN)
+
+
 def unknowing():
     """Rows to score that lack a column."""
     assert cli.main([*arguments(RUN), "run.rounds=1", "--quiet"]) == 0
@@ -157,15 +167,23 @@ MISTAKES = {
     "A column is missing at one site.": at_york(
         lambda text: columns(text, "patient", "age", "marker", "disease")
     ),
+    "One site has a column more.": at_york(
+        lambda text: text.replace("\n", ",1\n").replace("disease,1", "disease,smoker")
+    ),
     "The columns are in another order at one site.": at_york(
         lambda text: columns(text, "patient", "sex", "age", "marker", "disease")
     ),
     "A number is a text at one site.": at_york(line_5(r",\d+,", ",old,")),
     "The cells are separated by semicolons.": at_york(lambda text: text.replace(",", ";")),
+    "Numbers have a decimal comma.": at_york(lambda text: text.replace(".", ",")),
+    "There is no header row.": at_york(lambda text: text.partition("\n")[2]),
+    "The file was saved in another encoding.": in_another_encoding,
     "A column with names or numbers of patients was left in.": lambda: [
         word for word in arguments(RUN) if not word.startswith("data.drop")
     ],
+    "A column to leave out is misspelt.": lambda: arguments(RUN, 'data.drop=["pateint"]'),
     "The folder is somewhere else.": lambda: arguments(RUN, "data.path=my-site"),
+    "The path is that of a file.": lambda: arguments(RUN, "data.path=my-sites/york.csv"),
     "New rows lack a column.": unknowing,
 }
 
@@ -183,3 +201,37 @@ def test_a_mistake_ends_in_the_sentence_of_the_page(clone, capsys, mistake):
     said = capsys.readouterr()
     assert said.err.split() == SENTENCES[mistake].split()
     assert set(Path().rglob("*")) == before
+
+
+def without_marker(text):
+    rows = [line.split(",") for line in text.splitlines()]
+    place = rows[0].index("marker")
+    changed = [rows[0], *([*row[:place], "", *row[place + 1 :]] for row in rows[1:])]
+    return "\n".join(map(",".join, changed)) + "\n"
+
+
+def with_a_spreadsheet():
+    Path("my-sites/york.xlsx").write_bytes(b"PK")
+    return arguments(RUN)
+
+
+ODDITIES = {
+    "A site has one class only. It trains along.": at_york(
+        lambda text: text.replace(",yes\n", ",no\n")
+    ),
+    "There are more than two labels.": at_york(lambda text: text.replace(",no\n", ",maybe\n", 1)),
+    "A code is known at one site only.": at_york(lambda text: text.replace(",f,", ",d,", 3)),
+    "A site never measured something.": at_york(without_marker),
+    "The folder has other files.": with_a_spreadsheet,
+}
+
+
+def test_every_note_of_the_page_is_seen_here():
+    assert list(NOTES) == list(ODDITIES)
+
+
+@pytest.mark.parametrize("oddity", ODDITIES)
+def test_an_oddity_is_noted_in_the_words_of_the_page(clone, oddity):
+    _, config, *changes = ODDITIES[oddity]()
+    notes = build(Experiment.from_file(config, changes)).notes
+    assert [f"note: {note}" for note in notes] == [" ".join(NOTES[oddity].split())]

@@ -31,6 +31,19 @@ def test_floats_are_those_of_the_papers(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("sagda", "0"),
+        ("scaffold", "dx"),  # its control
+        ("codasca", "2 dx + dy + 1"),  # two controls, the centre, and which stage it is of
+        ("local_scgdam", "d0 + d1 + d2 + dy"),  # momenta and inner values
+    ],
+)
+def test_what_clients_keep_is_counted(name, kept):
+    assert traits(METHODS[name]).kept == kept
+
+
+@pytest.mark.parametrize(
     ("name", "gradients", "exchanges", "partial"),
     [
         ("local_sgda", "1", 1, False),

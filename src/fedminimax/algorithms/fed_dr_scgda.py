@@ -37,7 +37,7 @@ class FedDRSCGDA(DoublyRecursive):
     first round sends down x and y only, and "levelwise" then sends up x and y only.
 
     *Differs from the paper*: there is none. The default is "levelwise"; "printed" averages as
-    papers/fed-dr-scgd.txt does and keeps the floor that FedDRSCGD's docstring speaks of.
+    papers/fed-dr-scgd.txt does and keeps the floor that is told of FedDRSCGD.
     """
 
     primal_lr: Rate = 0.1

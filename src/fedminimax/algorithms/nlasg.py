@@ -38,7 +38,8 @@ class NLASG(JacobianMethod):
     The server averages x, all h_k and all J_k; the momentum stays at its client, and the first step
     of a round adds the product of the averaged Jacobians to it. All of it begins on one batch. With
     d_k the length of h_k, up and down: sum_{k<K} d_k + sum_k d_k d_{k-1} floats, where d_K = 1; the
-    first round sends only x down. `sent` = "structured" sends less, see the base class.
+    first round sends only x down. `sent` = "structured" sends only
+    those entries of a Jacobian that rows or points can change, where the problem says which.
 
     *Differs from the paper*: whose text was not at hand; the update is reasoned from the algorithm
     sheet, without a set: lr is its tau / beta. The momentum begins as the first product, not as 0.

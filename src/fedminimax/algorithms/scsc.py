@@ -27,8 +27,8 @@ class SCSC(JacobianMethod):
     The server averages x, all h_k and all J_k: the first step of a round moves along the product of
     the averaged Jacobians, the others along the product of the client's own. Values and Jacobians
     begin on one batch. With d_k the length of h_k, up and down: sum_{k<K} d_k + sum_k d_k d_{k-1}
-    floats, where d_K = 1; the first round sends only x down. `sent` = "structured" sends less, see
-    the base class.
+    floats, where d_K = 1; the first round sends only x down. `sent` = "structured" sends only
+    those entries of a Jacobian that rows or points can change, where the problem says which.
 
     *Differs from the paper*: whose text was not at hand; the update is reasoned from the algorithm
     sheet. A level's Jacobian is taken on the batch of its value; the paper allows another. That

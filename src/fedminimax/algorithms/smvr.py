@@ -28,8 +28,8 @@ class SMVR(JacobianMethod):
     P scales a Jacobian whose Frobenius norm is above `radius` back to it; none by default. Values
     and Jacobians begin on one batch, and P is applied to these too. The server averages x, all h_k
     and all V_k. With d_k the length of h_k, up and down: sum_{k<K} d_k + sum_k d_k d_{k-1} floats,
-    where d_K = 1; the first round sends only x down. `sent` = "structured" sends less, see the base
-    class.
+    where d_K = 1; the first round sends only x down. `sent` = "structured" sends only
+    those entries of a Jacobian that rows or points can change, where the problem says which.
 
     *Differs from the paper*: whose text was not at hand; the update is reasoned from the algorithm
     sheet. Its P has the levels' Lipschitz constant for a radius, which is rarely known. What is

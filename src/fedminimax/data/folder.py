@@ -136,6 +136,8 @@ class Folder:
             hint = nearest(self.label, raw.cells)
             if len(raw.cells) == 1 and any(mark in next(iter(raw.cells)) for mark in ";\t"):
                 hint = " Separate the cells with commas."
+            elif any(number(name) is not None for name in raw.cells):
+                hint = " If that is a row of data, add a header row above it."
             raise DataError(
                 f"{raw.file} has no label column {self.label!r}; its columns are "
                 f"{listed(raw.cells, 30)}. Set `label` to one of them.{hint}"

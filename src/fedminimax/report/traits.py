@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from fedminimax.data.clients import Clients
 from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.store import Store
+from fedminimax.engine.trees import leaves
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy
 from fedminimax.types import Algorithm, Batch, Cost, Point, Problem
@@ -31,6 +33,7 @@ class Traits(NamedTuple):
     exchanges: int  # per round
     up: str  # floats per client and round
     down: str
+    kept: str  # floats that a client keeps from round to round
     partial: bool
     reference: str
 
@@ -78,19 +81,21 @@ class Probe(Problem):
         return mean.expand(self.sizes.y)
 
 
+@cache
 def traits(kind: type[Algorithm]) -> Traits:
     """Those of a method with its default settings, in an ordinary round."""
     method = kind()
     sizes = _sizes(method)
     method = method.for_problem(_posed(method, sizes[0])[0])
     probes = [_second_round(method, chosen) for chosen in sizes]
-    exchanges = probes[0][1].exchanges
+    lengths = [played.sizes for played in probes]
     return Traits(
         solves(method),
         gradients(method),
-        exchanges,
-        _formula(probes, "bytes_up", method.auxiliary),
-        _formula(probes, "bytes_down", method.auxiliary),
+        probes[0].cost.exchanges,
+        _formula(lengths, [played.cost.bytes_up // 8 for played in probes], method.auxiliary),
+        _formula(lengths, [played.cost.bytes_down // 8 for played in probes], method.auxiliary),
+        _formula(lengths, [played.kept for played in probes], False),
         method.partial,
         method.reference,
     )
@@ -118,22 +123,32 @@ def gradients(method: Algorithm) -> str:
     return f"{step:g}" + "".join(more) + " a round" * bool(more)
 
 
+# fmt: off
+HEADINGS = (
+    "method", "solves", "gradients per step", "exchanges",
+    "floats up", "floats down", "floats kept", "partial", "reference",
+)
+# fmt: on
+LEGEND = (
+    "with default settings in an ordinary round; floats per client, d0 = dx the length of x, d1, "
+    "d2 those of a composition's inner values (here of three levels), dy that of y, N the number "
+    "of clients"
+)
+
+
+def cells(name: str, kind: type[Algorithm]) -> tuple[str, ...]:
+    """A method's line in a table with the HEADINGS."""
+    *found, partial, reference = traits(kind)
+    return (name, *map(str, found), "yes" if partial else "no", reference)
+
+
 def traits_table(methods: dict[str, type[Algorithm]]) -> Table:
-    title = (
-        "methods, with their default settings in an ordinary round; floats per client, d0 = dx the "
-        "length of x,\nd1, d2 those of a composition's inner values (here of three levels), dy "
-        "that of y, N the number of clients"
-    )
+    title = f"methods, {LEGEND}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("method", "solves", "gradients per step", "exchanges"):
+    for heading in HEADINGS:
         table.add_column(heading, no_wrap=heading == "method")
-    for heading in ("floats up", "floats down", "partial", "reference"):
-        table.add_column(heading)
     for name, kind in methods.items():
-        found = traits(kind)
-        partial = "yes" if found.partial else "no"
-        cells = (found.gradients, str(found.exchanges), found.up, found.down, partial)
-        table.add_row(name, found.solves, *cells, found.reference)
+        table.add_row(*cells(name, kind))
     return table
 
 
@@ -165,7 +180,13 @@ def _posed(method: Algorithm, sizes: Sizes) -> tuple[Problem, Clients]:
     return WeightedCrossEntropy(module, sizes.y), Clients(rows, batch_size=2, auxiliary=rows[0])
 
 
-def _second_round(method: Algorithm, sizes: Sizes) -> tuple[Sizes, Cost]:
+class Played(NamedTuple):
+    sizes: Sizes
+    cost: Cost
+    kept: int  # floats at all clients, between this round and the next
+
+
+def _second_round(method: Algorithm, sizes: Sizes) -> Played:
     """What the second round costs: the first may have less to send."""
     problem, clients = _posed(method, sizes)
     clients = clients.to(torch.float64)
@@ -176,18 +197,19 @@ def _second_round(method: Algorithm, sizes: Sizes) -> tuple[Sizes, Cost]:
     store, executor = Store(federation.algorithm.keep), Vectorised(1)
     state = play_round(federation, state, store, executor)
     after = play_round(federation, state, store, executor).cost
-    return sizes, Cost(*(b - a for a, b in zip(state.cost, after, strict=True)))
+    cost = Cost(*(b - a for a, b in zip(state.cost, after, strict=True)))
+    kept = (tensor for state in store.states.values() for _, tensor in leaves(state))
+    return Played(sizes, cost, sum(tensor.numel() for tensor in kept))
 
 
-def _formula(probes: Sequence[tuple[Sizes, Cost]], field: str, auxiliary: bool) -> str:
+def _formula(found: Sequence[Sizes], floats: Sequence[int], auxiliary: bool) -> str:
     """The floats per client as a sum of lengths; and those of the server's own rows."""
-    names = list(probes[0][0].terms())
-    floats = np.array([getattr(cost, field) // 8 for _, cost in probes])
-    lengths = np.array([list(sizes.terms().values()) for sizes, _ in probes])
-    clients = np.array([[sizes.clients] for sizes, _ in probes])
+    names = list(found[0].terms())
+    lengths = np.array([list(sizes.terms().values()) for sizes in found])
+    clients = np.array([[sizes.clients] for sizes in found])
     table = np.hstack([lengths * clients, lengths]) if auxiliary else lengths * clients
     counts = np.linalg.lstsq(table, floats)[0].round().astype(int)
-    if (table @ counts != floats).any():
+    if (table @ counts != np.array(floats)).any():
         raise ValueError(f"what travels is no sum of lengths: {floats} floats for {table}")
     each, own = counts[: len(names)], counts[len(names) :]
     text = _text({name: c for name, c in zip(names, each, strict=True) if c})
