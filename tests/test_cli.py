@@ -111,7 +111,7 @@ def interrupted(monkeypatch, run, *arguments, after):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(cli._Progress, "on_round", stop)
+        patch.setattr(cli.RunProgress, "on_round", stop)
         return run("run", *arguments, code=130)
 
 
@@ -883,7 +883,7 @@ def test_ctrl_c_after_any_round_goes_on_to_the_same_bytes(home, run, monkeypatch
     run("run", "mine.toml", "--folder", "whole", "--quiet")
     with monkeypatch.context() as patch:
         pressed = lambda self, round: round == after and signal.raise_signal(signal.SIGINT)  # noqa: E731
-        patch.setattr(cli._Progress, "on_round", pressed)
+        patch.setattr(cli.RunProgress, "on_round", pressed)
         handler = signal.getsignal(signal.SIGINT)
         said = run("run", "mine.toml", "--folder", "cut", code=0 if after == 6 else 130)
         assert signal.getsignal(signal.SIGINT) is handler
@@ -906,7 +906,7 @@ def test_ctrl_c_twice_stops_at_once(home, run, monkeypatch):
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cli._Progress, "on_round", pressed)
+        patch.setattr(cli.RunProgress, "on_round", pressed)
         said = run("run", "mine.toml", "--folder", "cut", code=130)
     assert said.err.splitlines()[-1] == "fedminimax: interrupted; a run goes on with --resume"
     assert [path.name for path in Path("cut/checkpoints").iterdir()] == [

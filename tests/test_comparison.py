@@ -7,7 +7,9 @@ import pytest
 from fedminimax import cli
 from fedminimax.config import ConfigError
 from fedminimax.experiment import load
-from fedminimax.report.comparison import Comparison, Job, Line, Plan, compare, fitted, markdown
+from fedminimax.report.comparison import Comparison, Job, Line, Plan, compare
+from fedminimax.report.comparison_table import fitted, markdown, ranking_table
+from fedminimax.report.equal_cost import rank
 
 FILE = """
 [data]
@@ -271,6 +273,122 @@ def test_a_metric_that_no_record_has_is_refused_after_the_first_run(file, tmp_pa
 def test_a_comparison_is_not_run(file, capsys):
     assert cli.main(["run", str(file)]) == 2
     assert f"use fedminimax compare {file}" in capsys.readouterr().err
+
+
+# At equal cost
+
+
+def run_of(values, gradients=10, sent=100, outcome="finished"):
+    """A history with one record per value, and how it ended."""
+    costs = [{"gradients": gradients * r, "bytes_up": sent * r, "bytes_down": 0} for r in range(99)]
+    records = zip(values, costs, strict=False)
+    return [{"round": r, "train": {"m": v}, **c} for r, (v, c) in enumerate(records)], outcome
+
+
+def named(label, *runs):
+    histories, outcomes = zip(*runs, strict=True)
+    return Line((), label, (), [], list(histories), outcomes)
+
+
+def test_methods_are_read_at_equal_cost():
+    # Per round, "dear" takes twice the gradients and sends a fifth.
+    dear = named("dear", run_of([9, 5, 3, 1], gradients=20, sent=20))
+    cheap = named("cheap", run_of([9, 7, 4, 2], gradients=10))
+    values = {}
+    for at in ("rounds", "gradients", "bytes"):
+        places = rank(Plan("m", larger=False, at=at), [cheap, dear])
+        values[at] = [(place.line.label, place.values[0], place.budget) for place in places]
+    assert values == {
+        "rounds": [("dear", 1, 3), ("cheap", 2, 3)],
+        "gradients": [("cheap", 2, 30), ("dear", 5, 30)],
+        "bytes": [("dear", 1, 60), ("cheap", 9, 60)],
+    }
+
+
+def test_differences_are_paired_by_seed():
+    # Seeds differ by far more than methods do.
+    good = named("good", *(run_of([s, s]) for s in (10.0, 20.0, 30.0)))
+    near = named("near", *(run_of([s, s + d]) for s, d in ((10.0, 1), (20.0, -1), (30.0, 0.3))))
+    poor = named("poor", *(run_of([s, s + d]) for s, d in ((10.0, 1), (20.0, 1.1), (30.0, 0.9))))
+    places = rank(Plan("m", larger=False, at="rounds"), [poor, near, good])
+    assert [place.line.label for place in places] == ["good", "near", "poor"]
+    assert [place.told_apart for place in places] == [None, False, True]
+    behind = places[2].behind
+    assert behind is not None
+    half = 4.302652729 * 0.1 / math.sqrt(3)  # Student's t, two degrees of freedom
+    assert behind == pytest.approx((1.0, 1.0 - half, 1.0 + half, 3))
+    upwards = rank(Plan("m", larger=True, at="rounds"), [poor, near, good])
+    assert [place.line.label for place in upwards] == ["poor", "near", "good"]
+
+
+def test_who_breaks_down_comes_last_and_does_not_shorten_the_others():
+    whole = named("whole", run_of([9, 8, 7, 6]), run_of([9, 8, 7, 6]))
+    broken = named("broken", run_of([9, 1, 1, 1]), run_of([9, 1], outcome="non-finite x"))
+    arrived = named("arrived", *[run_of([9, 5], outcome="reached the target")] * 2)
+    places = rank(Plan("m", larger=False, at="rounds"), [broken, whole, arrived])
+    assert [(place.line.label, place.budget) for place in places] == [
+        ("arrived", 3),  # counts by where it stopped
+        ("whole", 3),
+        ("broken", 3),
+    ]
+    assert places[2].values == [1, None]
+    assert places[2].behind is None
+    table = ranking_table(Plan("m", larger=False, at="bytes"), [broken, broken])
+    assert [list(column.cells) for column in table.columns[2:5]] == [
+        ["300 B", "300 B"],
+        ["1 of 2 broke down"] * 2,
+        ["-", "-"],
+    ]
+    lost = named("lost", run_of([9, 1], outcome="non-finite x"))
+    table = ranking_table(Plan("m", larger=False, at="bytes"), [lost])
+    assert list(table.columns[2].cells) == ["-"]
+
+
+def test_a_file_or_an_option_asks_for_a_ranking(file, tmp_path, capsys):
+    arguments = ["compare", str(file), "--folder", str(tmp_path / "runs")]
+    assert cli.main([*arguments, "--at", "gradients"]) == 0
+    table = "Made by" + capsys.readouterr().out.split("Made by")[1]
+    file.write_text(FILE.replace("[compare]\n", '[compare]\nat = "gradients"\n'))
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out.endswith(table)
+    assert table.splitlines()[0] == f"Made by `fedminimax compare {file} --at gradients`."
+    assert (
+        "| data.spread | rank | method | method.lr | gradients at most | distance | less the best "
+        "| rounds | gradients | sent |" in table
+    )
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith(("| 1", "| 5"))]
+    assert [row[:2] for row in rows] == [["| 1", "1"], ["| 1", "2"], ["| 5", "1"], ["| 5", "2"]]
+    assert [row[6] for row in rows[::2]] == ["-", "-"]
+    assert all(" to " in row[6] for row in rows[1::2])
+    assert "with Student's 95 % interval" in table
+    file.write_text(FILE + 'at = "gradient"')
+    with pytest.raises(ConfigError, match="at is 'gradient'; did you mean 'gradients'"):
+        Comparison(file)
+
+
+ONE = FILE.split("[methods.plain]")[0] + '[method]\nname = "local_sgda"\n'
+
+
+def test_finished_runs_are_ranked_at_equal_cost(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    (tmp_path / "one.toml").write_text(ONE)
+    for seed in (0, 1):
+        for lr in (0.01, 0.05):
+            place = ["--folder", f"runs/{lr}-{seed}", "--quiet"]
+            assert cli.main(["run", "one.toml", f"run.seed={seed}", f"primal_lr={lr}", *place]) == 0
+    folders = sorted(map(str, (tmp_path / "runs").iterdir()))
+    capsys.readouterr()
+    assert cli.main(["compare", *folders, "--at", "bytes"]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if "local_sgda" in line]
+    assert [row[:2] for row in rows] == [["1", "local_sgda,"], ["2", "local_sgda,"]]
+    assert "over 2 seeds" in said
+    assert cli.main(["compare", *folders[:-1], "--at", "bytes"]) == 2
+    assert "the seeds of" in capsys.readouterr().err
+    assert cli.main(["run", "one.toml", "data.spread=2", "--folder", "runs/x", "--quiet"]) == 0
+    assert cli.main(["compare", folders[0], "runs/x", "--at", "bytes"]) == 2
+    assert "[data] of" in capsys.readouterr().err
 
 
 # Figures

@@ -163,7 +163,7 @@ def test_a_process_that_hangs_is_not_waited_for_for_ever(tmp_path):
 
 def commands() -> list[list[str]]:
     page = (ROOT / "docs" / "cluster.md").read_text()
-    found = re.findall(r"^((?:torchrun|fedminimax) .*?)  #", page, re.MULTILINE)
+    found = re.findall(r"^((?:torchrun|fedminimax) .*)$", page, re.MULTILINE)
     return [line.split() for line in found]
 
 

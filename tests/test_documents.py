@@ -31,8 +31,9 @@ SHOWN = re.compile(r"<!-- made: script .*?<!-- end -->", re.DOTALL)
 LANGUAGES = ("python", "bash", "toml", "csv", "text")
 # Why a command is not run here, for the reader to see: it takes long, or needs what is not here.
 NOT_RUN = re.compile(r"# (takes|needs) ")
-# Its commands need files of the reader's: tests/test_quickstart.py makes them.
-ELSEWHERE = ("docs/quickstart.md",)
+# Their commands need the reader's own files, torchrun, or minutes: test_quickstart,
+# test_distributed and test_tuning_page run them.
+ELSEWHERE = ("docs/quickstart.md", "docs/cluster.md", "docs/tuning.md")
 
 
 class Block(NamedTuple):

@@ -1,5 +1,5 @@
-"""The command line: fedminimax demo | run | compare | report | frontier | list | data | predict |
-bench."""
+"""The command line: fedminimax demo | run | tune | compare | report | frontier | list | data |
+predict | bench."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import shlex
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -65,10 +63,13 @@ from fedminimax.experiment import (
 )
 from fedminimax.metrics.ranking import auc
 from fedminimax.report import html, portfolio, tracking
-from fedminimax.report.comparison import compare, markdown
+from fedminimax.report.comparison import Spending, compare
+from fedminimax.report.comparison_table import markdown, ranking_table
 from fedminimax.report.datasets import sources_table
 from fedminimax.report.demo import demo
+from fedminimax.report.equal_cost import side_by_side
 from fedminimax.report.figures import draw, draw_charts
+from fedminimax.report.progress import RunProgress
 from fedminimax.report.runs import grouped, runs_in
 from fedminimax.report.tables import (
     Compared,
@@ -82,6 +83,8 @@ from fedminimax.report.tables import (
     ranked,
 )
 from fedminimax.report.traits import traits_table
+from fedminimax.report.tuning import counted, trial_line, trials_table, verdict
+from fedminimax.tuning.search import Search
 
 RUNS = Path("runs")
 
@@ -148,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--folder", type=Path, help="where to write (default: runs/NAME-N)")
     command.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
+    command.add_argument("--sites", action="store_true", help="also show each site as it goes")
     command.add_argument("--json", action="store_true", help="print the result as one JSON line")
     command.add_argument("--profile", action="store_true", help="also print where the time went")
     command.add_argument(
@@ -159,6 +163,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(command=_run)
 
+    command = commands.add_parser("tune", help="search for better rates, on validation rows")
+    command.add_argument("config", type=Path, help="a TOML file; with --resume also the folder")
+    command.add_argument("changes", nargs="*", metavar="key=value", help="such as run.rounds=50")
+    command.add_argument("--trials", type=int, help="settings to try, with those given (30)")
+    command.add_argument("--repeats", type=int, help="of the best and of those given (5)")
+    command.add_argument("--cuts", type=int, help="of validation rows per trial (1; few rows: 5)")
+    command.add_argument(
+        "--search",
+        action="append",
+        default=[],
+        metavar="RANGE",
+        help='what to search, such as "method.lr=0.001..1 log" (default: all rates of the method)',
+    )
+    command.add_argument("--folder", type=Path, help="where to write (default: runs/NAME-tune-N)")
+    command.add_argument("--resume", action="store_true", help="go on after the last trial")
+    command.set_defaults(command=_tune)
+
     command = commands.add_parser(
         "compare", help="finished runs side by side, or the methods of a comparison file"
     )
@@ -166,6 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print one JSON line per run")
     command.add_argument("--folder", type=Path, help="of a file's runs (default: runs/NAME)")
     command.add_argument("--workers", type=int, default=1, help="runs of a file at the same time")
+    command.add_argument(
+        "--at", choices=get_args(Spending), help="rank the methods at equal cost, with differences"
+    )
     command.add_argument(
         "-o", "--output", type=Path, help="also write a file's table, and figure, here"
     )
@@ -249,7 +273,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _run_by(crew: Crew, options: argparse.Namespace) -> int:
     quiet = options.quiet or options.json or not crew.leads
-    show, profile = _Progress(quiet), Profile() if options.profile else None
+    profile = Profile() if options.profile else None
     if options.resume:
         if options.changes:
             raise ValueError(
@@ -257,9 +281,12 @@ def _run_by(crew: Crew, options: argparse.Namespace) -> int:
                 "be changed: leave it out, or start a new run"
             )
         folder = _to_resume(options)
-        with _stoppable(folder, crew) as asked, show.begun(experiment_of(folder)):
+        experiment = experiment_of(folder)
+        built = build(experiment)
+        show = RunProgress(quiet, built.clients if options.sites else None)
+        with _stoppable(folder, crew) as asked, show.begun(experiment):
             calls = {**show.callbacks, "interrupted": asked, "profile": profile}
-            run = resume(folder, crew=crew, **calls)
+            run = resume(folder, built=built, crew=crew, **calls)
     else:
         if "methods" in read_toml(options.config):
             raise ConfigError(
@@ -271,6 +298,7 @@ def _run_by(crew: Crew, options: argparse.Namespace) -> int:
         for note in [] if quiet else built.notes:
             print(f"note: {note}")
         folder = options.folder or numbered(RUNS, options.config.stem)
+        show = RunProgress(quiet, built.clients if options.sites else None)
         with _stoppable(folder, crew) as asked, show.begun(experiment):
             calls = {**show.callbacks, "interrupted": asked, "profile": profile}
             run = run_experiment(experiment, folder, built=built, crew=crew, **calls)
@@ -332,12 +360,12 @@ def _stoppable(folder: Path, crew: Crew) -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, before)
 
 
-def _to_resume(options: argparse.Namespace) -> Path:
+def _to_resume(options: argparse.Namespace, suffix: str = "") -> Path:
     if options.folder is not None:
         return options.folder
     if options.config.is_dir():
         return options.config
-    name = options.config.stem
+    name = options.config.stem + suffix
     made = [p for p in RUNS.glob(f"{name}-*") if p.name.removeprefix(f"{name}-").isdigit()]
     if not made:
         raise ValueError(f"there is no run of {name} in {RUNS}/: give --folder")
@@ -367,6 +395,42 @@ def _tell(run: Run, folder: Path, options: argparse.Namespace) -> None:
     print(f"run folder: {folder}")
 
 
+def _tune(options: argparse.Namespace) -> int:
+    lengths = {"trials": options.trials, "repeats": options.repeats}
+    if options.resume:
+        cuts = [] if options.cuts is None else ["--cuts"]
+        if given := [*options.changes, *options.search, *cuts]:
+            raise ValueError(
+                f"--resume goes on with the settings of the search, so {given[0]!r} cannot be "
+                "changed: leave it out, or start a new search"
+            )
+        search = Search.resumed(_to_resume(options, "-tune"), **lengths)
+    else:
+        experiment = Experiment.from_file(options.config, options.changes)
+        folder = options.folder or numbered(RUNS, f"{options.config.stem}-tune")
+        lengths["cuts"] = options.cuts
+        lengths = {name: number for name, number in lengths.items() if number is not None}
+        search = Search(folder, experiment, options.search, **lengths)
+        search.create()
+    for note in search.found.notes:
+        print(f"note: {note}")
+    print("searching " + ", ".join(map(str, search.space)), flush=True)
+    try:
+        found = search.run(lambda trial: print(trial_line(search, trial), flush=True))
+    except KeyboardInterrupt:
+        again = f"fedminimax tune {shlex.quote(str(search.folder))} --resume"
+        raise Stopped(f"interrupted; no finished trial is lost, go on with: {again}") from None
+    console().print(trials_table(search, found))
+    print(said := f"{counted(found)}\n{verdict(found)}")
+    if found.chosen is None:
+        return 1
+    for edge in search.at_the_edge(found.chosen):
+        print(f"note: trial {found.chosen.number} is at an end of {edge}: search further")
+    path = search.write_best(found.chosen, f"Trial {found.chosen.number}. {said}")
+    print(f"settings of trial {found.chosen.number}: fedminimax run {shlex.quote(str(path))}")
+    return 0
+
+
 def _compare(options: argparse.Namespace) -> int:
     if options.folders[0].suffix == ".toml":
         return _compare_file(options)
@@ -380,9 +444,15 @@ def _compare(options: argparse.Namespace) -> int:
             # runs/* also holds what is unfinished, and the demonstration.
             print(f"note: left out: {error}", file=sys.stderr)
             continue
-        runs.append(Compared(str(folder), experiment.method.name, experiment.problem.name, run))
+        names = (experiment.method.name, experiment.problem.name)
+        runs.append(Compared(str(folder), *names, run, experiment))
     if not runs:
         raise ValueError("none of these is the folder of a finished run")
+    if options.at is not None:
+        if options.json:
+            raise ValueError("--at ranks methods, --json lists runs: leave one of them out")
+        console().print(ranking_table(*side_by_side(runs, options.at)))
+        return 0
     runs = ranked(runs)
     if options.json:
         for entry in runs:
@@ -398,7 +468,7 @@ def _compare_file(options: argparse.Namespace) -> int:
     if others or options.workers < 1:
         raise ValueError("give one comparison file at a time, and at least one worker")
     folder = options.folder or RUNS / path.stem
-    found = compare(path, folder, options.workers)
+    found = compare(path, folder, options.workers, options.at)
     if options.output is None:
         print(markdown(path, *found), end="")
         return 0
@@ -566,41 +636,6 @@ class _Download:
         if name not in self.tasks:
             self.tasks[name] = self.bar.add_task(name, total=total)
         self.bar.update(self.tasks[name], completed=done, total=total)
-
-
-class _Progress:
-    """A bar with round, metric and time left on a terminal; a line per evaluation elsewhere."""
-
-    def __init__(self, quiet: bool):
-        self.bar: Progress | None = None
-        self.quiet = quiet
-        self.started = time.perf_counter()
-        self.callbacks = {} if quiet else {"on_record": self.on_record, "on_round": self.on_round}
-
-    @contextmanager
-    def begun(self, experiment: Experiment) -> Iterator[None]:
-        self.metric = CHOICES["problem"][experiment.problem.name].monitor
-        self.rounds = experiment.run.rounds
-        if not self.quiet and sys.stdout.isatty():
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[metric]}"))
-            self.bar = Progress(TextColumn("round"), *columns, TimeRemainingColumn())
-            self.task = self.bar.add_task("", total=self.rounds, metric="")
-        # The bar hides the cursor: whatever happens, it comes back.
-        with self.bar or nullcontext():
-            yield
-
-    def on_round(self, round: int) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=round)
-
-    def on_record(self, record: dict[str, Any]) -> None:
-        split = next(s for s in ("validation", "test", "train") if s in record)
-        text = f"{split} {self.metric} {number_text(record[split].get(self.metric))}"
-        if self.bar is not None:
-            self.bar.update(self.task, completed=record["round"], metric=text)
-        else:
-            spent = time.perf_counter() - self.started
-            print(f"round {record['round']}/{self.rounds}  {text}  {spent:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ Beside the sections of an experiment, such a file has
                         metric = "..."    if not the problem's own
                         fit = "data.clients"      the power of this key by which rounds grow
                         figure = "last" or "curves"      drawn beside the table
+                        at = "gradients", "rounds" or "bytes"      rank methods at equal cost
     [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on seeds of their own
     [vary]              "problem.tau" = [1, 10]      a table of lines for each value
 
@@ -32,9 +33,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from rich.progress import track
 
@@ -49,9 +49,9 @@ from fedminimax.config import (
 )
 from fedminimax.engine.trainer import succeeded
 from fedminimax.experiment import experiment_of, load, resume, run_experiment, settled
-from fedminimax.report.tables import bytes_text, number_text
 
 Change = tuple[tuple[str, Any], ...]  # such as (("method.lr", 0.1),)
+Spending = Literal["gradients", "rounds", "bytes"]
 OWN = ("methods", "compare", "grid", "vary")
 
 
@@ -69,6 +69,7 @@ class Plan:
     tuning_repeats: int = 1
     fit: str | None = None
     figure: Literal["last", "curves"] | None = None
+    at: Spending | None = None
 
     def reached(self, history: list[dict[str, Any]]) -> float:
         """The first evaluated round at which the metric is good enough, or from which on it is;
@@ -118,12 +119,14 @@ class Line(NamedTuple):
     chosen: Change
     rounds: list[float]
     histories: list[list[dict[str, Any]]]
+    outcomes: Sequence[str] = ()
 
 
 class Comparison:
     """The experiments that a file describes."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, at: str | None = None):
+        """`at` goes before the file's own."""
         table = read_toml(path)
         _check_sections(table)
         if not table.get("methods"):
@@ -145,7 +148,8 @@ class Comparison:
             self._check_grid(where, method.get("grid", {}), [label])
         self.vary: dict[str, list] = _lists("vary", table.get("vary", {}))
         self.seeds: tuple[str, ...] = ("run.seed",)
-        self.plan = self._plan(table.get("compare", {}))
+        asked = {} if at is None else {"at": at}
+        self.plan = self._plan(table.get("compare", {}) | asked)
         self.seeds = self.plan.seeds
         self._check_experiments()
 
@@ -172,13 +176,16 @@ class Comparison:
 
     def _plan(self, given: dict[str, Any]) -> Plan:
         known = ("metric", "below", "above", "repeats", "seeds", "settles", "tuning_rounds")
-        known += ("tuning_repeats", "fit", "figure")
+        known += ("tuning_repeats", "fit", "figure", "at")
         for key in given:
             if key not in known:
                 raise ConfigError(f"[compare] has no key {key!r}; {suggest(key, known)}")
         figure = given.get("figure")
         if figure not in (None, "last", "curves"):
             raise ConfigError(f'[compare] figure is {figure!r}; give "last" or "curves"')
+        at = given.get("at")
+        if at is not None and at not in get_args(Spending):
+            raise ConfigError(f"[compare] at is {at!r}; {suggest(str(at), get_args(Spending))}")
         for key in ("repeats", "tuning_rounds", "tuning_repeats"):
             number = given.get(key, 1)
             if type(number) is not int or number < 1:
@@ -197,7 +204,7 @@ class Comparison:
                 f"[compare] seeds is {seeds!r}; give a list of keys, such as "
                 '["run.seed", "data.seed"]'
             )
-        varied, fit = [name for key in self.vary for name in _names(key)], given.get("fit")
+        varied, fit = self.varied(), given.get("fit")
         if fit is not None and fit not in varied:
             raise ConfigError(
                 f"[compare] fit is {fit!r}, which [vary] does not change; "
@@ -210,7 +217,8 @@ class Comparison:
         target, repeats = given.get("above", given.get("below")), given.get("repeats", 1)
         tuning = (given.get("tuning_rounds"), given.get("tuning_repeats", 1))
         settles = given.get("settles", False)
-        return Plan(metric, larger, target, repeats, tuple(seeds), settles, *tuning, fit, figure)
+        judged = (metric, larger, target, repeats, tuple(seeds), settles)
+        return Plan(*judged, *tuning, fit, figure, at)
 
     def experiment(self, job: Job) -> Experiment:
         table = {**self.base, "method": self.methods[job.label]}
@@ -237,15 +245,21 @@ class Comparison:
         kind = CHOICES["method"][self.methods[label]["name"]]
         return [f"method.{field.name}" for field in fields(kind)]
 
+    def varied(self) -> list[str]:
+        """The options that a table has lines for each value of."""
+        return [name for key in self.vary for name in _names(key)]
+
     def tuned(self) -> list[str]:
         """The options that any method was tuned by."""
         keys = [key for grid in self.grids.values() for key in grid]
         return list(dict.fromkeys(name for key in keys for name in _names(key)))
 
 
-def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Line]]:
+def compare(
+    path: Path, folder: Path, workers: int, at: str | None = None
+) -> tuple[Comparison, list[Line]]:
     """All runs of a comparison; each has a folder below `folder`."""
-    comparison = Comparison(path)
+    comparison = Comparison(path, at)
     pairs = [(v, label) for v in comparison.variations() for label in comparison.methods]
     plan = comparison.plan
     # On seeds of their own: the best of several runs on a seed flatters the method there.
@@ -274,82 +288,13 @@ def compare(path: Path, folder: Path, workers: int) -> tuple[Comparison, list[Li
         same = [job for job in repeats if (job.varied, job.label) == (varied, label)]
         histories = [results[job][1] for job in same]
         rounds = [plan.reached(history) for history in histories]
-        lines.append(Line(varied, label, best[varied, label], rounds, histories))
+        outcomes = [results[job][2] for job in same]
+        lines.append(Line(varied, label, best[varied, label], rounds, histories, outcomes))
     return comparison, lines
 
 
 def _medians(scores: list[tuple[float, float]]) -> list[float]:
     return [statistics.median_high(part) for part in zip(*scores, strict=True)]
-
-
-def markdown(
-    path: Path, comparison: Comparison, lines: list[Line], figure: str | None = None
-) -> str:
-    """The table as a document, with the command that makes it, and perhaps its figure."""
-    plan = comparison.plan
-    tuned = comparison.tuned()
-    varied = [name for key in comparison.vary for name in _names(key)]
-    heads = [*varied, "method", *tuned]
-    if plan.target is not None:
-        sign = ">=" if plan.larger else "<="
-        heads += [f"rounds to {plan.metric} {sign} {plan.target:g}", "times the fewest"]
-    tested = "test" in lines[0].histories[0][-1] and plan.split(lines[0].histories[0][-1]) != "test"
-    heads += [f"last {plan.metric}"] + ([f"test {plan.metric}"] if tested else [])
-    heads += ["gradients", "up", "exchanges"]
-    made, over = f"Made by `fedminimax compare {path}`", f"over {plan.repeats} seeds"
-    spread = f"median and range {over}; gradients, up and exchanges are those of the first seed"
-    text = [f"{made}; {spread if plan.repeats > 1 else '1 seed'}.", ""]
-    text += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for line in lines:
-        chosen = dict(line.chosen)
-        cells = [shown(value) for _, value in line.varied] + [line.label]
-        cells += [shown(chosen[key]) if key in chosen else "" for key in tuned]
-        if plan.target is not None:
-            fewest = min(statistics.median(o.rounds) for o in lines if o.varied == line.varied)
-            length = max(history[-1]["round"] for history in line.histories)
-            cells += [_range(line.rounds), _times(statistics.median(line.rounds), fewest, length)]
-        last = line.histories[0][-1]
-        cells.append(_range([plan.value(history[-1]) for history in line.histories]))
-        if tested:
-            cells.append(_range([h[-1]["test"].get(plan.metric) for h in line.histories]))
-        cells += [str(last["gradients"]), bytes_text(last["bytes_up"]), str(last["exchanges"])]
-        text.append("| " + " | ".join(cells) + " |")
-    if figure is not None:
-        text += ["", f"![{plan.metric}]({figure})"]
-    if plan.fit is not None:
-        text += ["", *fitted(plan.fit, lines)]
-    return "\n".join(text) + "\n"
-
-
-def fitted(key: str, lines: list[Line]) -> Iterator[str]:
-    """For each method, and each value of what else varies, rounds ~ key^exponent."""
-    groups: dict[tuple[str, Change], list[tuple[float, float]]] = {}
-    for line in lines:
-        rest = tuple(p for p in line.varied if p[0] != key and not tied(lines, p[0], key))
-        point = (dict(line.varied)[key], statistics.median(line.rounds))
-        groups.setdefault((line.label, rest), []).append(point)
-    for (label, rest), points in groups.items():
-        where = "".join(f", {name} = {shown(value)}" for name, value in rest)
-        if any(not math.isfinite(rounds) or not rounds for _, rounds in points):
-            yield f"- {label}{where}: no exponent, because a target was not reached."
-            continue
-        keys, rounds = np.log(np.array(points)).T
-        slope = np.polyfit(keys, rounds, 1)[0]
-        yield f"- {label}{where}: rounds grow as {key} to the power {slope:.2f}."
-
-
-def tied(lines: list[Line], name: str, key: str) -> bool:
-    """Does this varied name change together with the key?"""
-    pairs = {(dict(line.varied)[key], dict(line.varied)[name]) for line in lines}
-    keys, names = ({pair[i] for pair in pairs} for i in (0, 1))
-    return len(pairs) == len(keys) and len(names) > 1
-
-
-def _range(found: Sequence[float | None]) -> str:
-    values = [math.inf if value is None else value for value in found]
-    middle, low, high = statistics.median(values), min(values), max(values)
-    shown = [number_text(v) if math.isfinite(v) else "never" for v in (middle, low, high)]
-    return shown[0] if low == high else f"{shown[0]} ({shown[1]} to {shown[2]})"
 
 
 def shown(value: Any) -> str:
@@ -358,13 +303,6 @@ def shown(value: Any) -> str:
 
 def _names(key: str) -> list[str]:
     return [name.strip() for name in key.split(",")]
-
-
-def _times(rounds: float, fewest: float, length: int) -> str:
-    """How many times the fewest rounds; of runs that never arrive, more than their length."""
-    if not math.isfinite(fewest) or not fewest:
-        return "-"
-    return f"{rounds / fewest:.3g}" if math.isfinite(rounds) else f"> {length / fewest:.3g}"
 
 
 def _check_sections(table: dict[str, Any]) -> None:
@@ -422,7 +360,7 @@ def _choices(lists: dict[str, list]) -> Iterator[Change]:
 
 
 def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int) -> list:
-    """The score and history of every job, in order; jobs that have been done are only read."""
+    """The score, history and outcome of every job, in order; what has been done is only read."""
     tasks = [(comparison.experiment(job), folder / _name(job), comparison.plan) for job in jobs]
     if workers == 1:
         return [_run_one(*task) for task in track(tasks, "running")]
@@ -432,7 +370,7 @@ def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int
         return [future.result() for future in track(futures, "running")]
 
 
-def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, list]:
+def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, list, str]:
     if not (folder / "config.toml").exists():
         run = run_experiment(experiment, folder)
     elif experiment_of(folder).to_table() != Experiment.from_table(settled(experiment)).to_table():
@@ -445,7 +383,7 @@ def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, l
             f"[compare] metric is {plan.metric!r}, which no record of {folder} has; "
             + suggest(str(plan.metric), found)
         )
-    return plan.badness(run.history, succeeded(run.outcome)), run.history
+    return plan.badness(run.history, succeeded(run.outcome)), run.history, run.outcome
 
 
 def _name(job: Job) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedminimax.report.charts import Chart, Series, axes
-from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown, tied
+from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
+from fedminimax.report.comparison_table import tied
 
 MANY = 10  # lines whose names would cover a chart
 STYLES = list(itertools.product(("-", "--", ":"), ("o", "s", "^", "v", "D", "x", "*")))

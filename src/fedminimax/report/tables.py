@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fedminimax.config import CHOICES, described, options_of
+from fedminimax.config import CHOICES, Experiment, described, options_of
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.simulate import Run
 
@@ -21,6 +21,7 @@ class Compared(NamedTuple):
     method: str
     problem: str
     run: Run
+    experiment: Experiment
 
 
 def console() -> Console:
@@ -76,13 +77,13 @@ def profile_table(profile: Profile, rounds: int) -> Table:
 
 def ranked(runs: Sequence[Compared]) -> list[Compared]:
     """The best first, judged on validation rows where there are any."""
-    metric, larger = _common_metric(runs)
+    metric, larger = common_metric(runs)
     return sorted(runs, key=lambda r: _ranking(r.run, metric, larger))
 
 
 def compare_table(runs: Sequence[Compared]) -> Table:
     """Runs side by side, in the order given."""
-    metric, larger = _common_metric(runs)
+    metric, larger = common_metric(runs)
     held = runs[0].run.history[-1]
     split = next(s for s in ("validation", "test", "train") if s in held)
     title = f"{metric} ({'higher' if larger else 'lower'} is better)"
@@ -112,7 +113,8 @@ def number_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "-"
 
 
-def _common_metric(runs: Sequence[Compared]) -> tuple[str, bool]:
+def common_metric(runs: Sequence[Compared]) -> tuple[str, bool]:
+    """By what all of these runs are judged, and whether larger is better."""
     kinds = {(r.run.problem.monitor, r.run.problem.larger_is_better) for r in runs}
     if len(kinds) > 1:
         names = ", ".join(sorted(metric for metric, _ in kinds))

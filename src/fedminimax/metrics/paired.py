@@ -1,0 +1,40 @@
+"""Differences between two things that were measured under the same seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scipy.special import stdtrit
+
+LEVEL = 0.95
+
+
+class Difference(NamedTuple):
+    """The mean of paired differences, and an interval; one pair alone has none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+
+def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    """The mean of ours less theirs, pair by pair, with Student's 95 % interval.
+
+    What a seed does to both cancels in a difference, so the interval is narrower than those of the
+    two means.
+
+    >>> found = paired_difference([3.0, 2.0, 4.0], [1.0, 1.0, 1.0])
+    >>> found.mean, round(found.low, 2), round(found.high, 2)
+    (2.0, -0.48, 4.48)
+    """
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    mean, pairs = statistics.fmean(differences), len(differences)
+    if pairs < 2:
+        return Difference(mean, None, None, pairs)
+    quantile = float(stdtrit(pairs - 1, (1 + LEVEL) / 2))
+    half = quantile * statistics.stdev(differences) / math.sqrt(pairs)
+    return Difference(mean, mean - half, mean + half, pairs)

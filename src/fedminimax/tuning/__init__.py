@@ -1,0 +1,1 @@
+"""Searching for better rates, judged on validation rows."""
