@@ -385,7 +385,8 @@ def test_finished_runs_are_ranked_at_equal_cost(tmp_path, capsys, monkeypatch):
     assert [row[:2] for row in rows] == [["1", "local_sgda,"], ["2", "local_sgda,"]]
     assert "over 2 seeds" in said
     assert cli.main(["compare", *folders[:-1], "--at", "bytes"]) == 2
-    assert "the seeds of" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"the seeds of the runs like {folders[0]} (2) and of those like {folders[2]} (1)" in said
     assert cli.main(["run", "one.toml", "data.spread=2", "--folder", "runs/x", "--quiet"]) == 0
     assert cli.main(["compare", folders[0], "runs/x", "--at", "bytes"]) == 2
     assert "[data] of" in capsys.readouterr().err

@@ -190,6 +190,7 @@ def test_an_npz_may_drop_the_label_from_its_features(tmp_path):
         ("a.csv.gz", b"not gzip", "not a whole gzip file"),
         ("a.csv.gz", gzip.compress(GOOD.encode(), mtime=0)[:-12], "not a whole gzip file"),
         ("a.csv", "größe,num\n1,1\n".encode("latin-1"), "not UTF-8"),
+        ("a.csv", b"PK\x03\x04\x14\x00\xff", "is a spreadsheet or a zip file"),
         ("a.npz", b"not a zip", "cannot be read as npz"),
         ("a.npz", pickle.dumps([1]), "cannot be read as npz"),
         ("a.txt", GOOD.encode(), "it holds 'a.txt'"),

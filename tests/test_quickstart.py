@@ -181,6 +181,9 @@ MISTAKES = {
     "A column with names or numbers of patients was left in.": lambda: [
         word for word in arguments(RUN) if not word.startswith("data.drop")
     ],
+    "The quotes around the columns to leave out were forgotten, and the shell took those within.": (
+        lambda: arguments(RUN, "data.drop=[patient]")
+    ),
     "A column to leave out is misspelt.": lambda: arguments(RUN, 'data.drop=["pateint"]'),
     "The folder is somewhere else.": lambda: arguments(RUN, "data.path=my-site"),
     "The path is that of a file.": lambda: arguments(RUN, "data.path=my-sites/york.csv"),

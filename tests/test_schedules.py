@@ -65,7 +65,7 @@ def test_a_schedule_is_a_scalar_tensor_that_leaves_the_precision_alone(schedule,
 
 @pytest.mark.parametrize("schedule", ALL, ids=repr)
 def test_schedules_under_vmap(schedule):
-    clocks = Clock(*(torch.arange(6) for _ in Clock._fields))
+    clocks = Clock(*(torch.arange(6).to(number.dtype) for number in Clock.at()))
     many = torch.vmap(lambda clock: at(schedule, clock))(clocks)
     right = [by_formula(schedule, i, i, i) for i in range(6)]
     np.testing.assert_allclose(many.numpy(), right, rtol=1e-14)  # type: ignore

@@ -285,7 +285,11 @@ def _coerced(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f'{where} is {value!r}; give a list, such as ["a", "b"] or [1, 2]')
+            sentence = f'{where} is {value!r}; give a list, such as ["a", "b"] or [1, 2]'
+            if isinstance(value, str) and value.startswith("["):
+                # A shell takes the inner quotes away if there are none around them.
+                sentence += ", on the command line with 'single quotes' around key=value"
+            raise ConfigError(sentence)
         return tuple(_coerced(item, arguments[0], where) for item in value)
     if inspect.isclass(hint) and issubclass(hint, Schedule):
         return _schedule(value, where)

@@ -27,6 +27,7 @@ from fedminimax.data.sites import (
 )
 
 SUFFIXES = (".csv", ".csv.gz", ".npz")
+_ZIP = b"PK\x03\x04"  # what a spreadsheet begins with
 
 
 class Rows(NamedTuple):
@@ -113,6 +114,11 @@ def open_table(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
 def _text(file: Path) -> str:
     try:
         data = file.read_bytes()
+        if data.startswith(_ZIP):
+            raise DataError(
+                f"{file.name} is a spreadsheet or a zip file, whatever its name says; save it as "
+                "CSV from the program that made it."
+            )
         data = gzip.decompress(data) if file.name.lower().endswith(".gz") else data
         return data.decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

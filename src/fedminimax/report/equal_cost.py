@@ -63,17 +63,19 @@ def _check_alike(groups: list[dict[str, Compared]]) -> None:
     for group, other in zip(groups[1:], others, strict=True):
         tables = [settled(entry.experiment) for entry in (first, other)]
         unlike = [
-            f"[{part}]"
+            f"[{part}] of {first.folder} and of {other.folder}"
             for part in ("data", "split")
             if {**tables[0][part], "seed": 0} != {**tables[1][part], "seed": 0}
         ]
         if list(group) != list(groups[0]):
-            unlike.append("the seeds")
+            unlike.append(
+                f"the seeds of the runs like {first.folder} ({len(groups[0])}) and of those like "
+                f"{other.folder} ({len(group)})"
+            )
         if unlike:
             raise ValueError(
-                f"{unlike[0]} of {first.folder} and of {other.folder} differ, so their difference "
-                "would not be one of methods: compare runs on the same data, each method with the "
-                "same seeds"
+                f"{unlike[0]} differ, so their difference would not be one of methods: compare "
+                "runs on the same data, each method with the same seeds"
             )
 
 
