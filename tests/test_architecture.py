@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "fedminimax"
 # fmt: off
 ORDER = [
     "random", "blocks", "types", "metrics", "data", "models", "problems", "algorithms", "engine",
-    "config", "experiment", "estimator_files", "estimator", "tuning", "report", "bench",
+    "config", "experiment", "deploy", "estimator_files", "estimator", "tuning", "report", "bench",
     "bench_scale", "cli",
 ]
 # fmt: on

@@ -1,5 +1,5 @@
 """The command line: fedminimax demo | run | tune | compare | report | frontier | list | data |
-predict | bench."""
+predict | deploy | bench."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from fedminimax.data import SOURCES
 from fedminimax.data.download import fetch
 from fedminimax.data.sources import Source, look, verify
 from fedminimax.data.tables import read_table
+from fedminimax.deploy import commands as deploy
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.distributed import (
@@ -257,6 +258,8 @@ def _parser() -> argparse.ArgumentParser:
         "--best", action="store_true", help="the model of the best validation round, not the last"
     )
     command.set_defaults(command=_predict)
+
+    deploy.add_commands(commands)
 
     command = commands.add_parser("bench", help="where a round's time goes on this machine")
     command.add_argument(

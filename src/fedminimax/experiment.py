@@ -65,7 +65,7 @@ def assemble(experiment: Experiment, found: Read, algorithm: Algorithm) -> Built
     if isinstance(problem, NetworkProblem):
         rows = {s: problem.rows_from(r, SPLITS.index(s)) for s, r in rows.items()}
     own = auxiliary(rows["train"], experiment.split.auxiliary)
-    clients = Clients(**rows, names=found.names, auxiliary=own, **_batches(experiment))
+    clients = Clients(**rows, names=found.names, auxiliary=own, **batches(experiment))
     about = {"supplied": supplied, **found.about}
     return Built(problem, algorithm, clients, about, found.notes)
 
@@ -76,7 +76,7 @@ def read(experiment: Experiment) -> Read:
     they have."""
     data = experiment.make("data")
     if hasattr(data, "client_rows"):
-        _check_split(experiment, data)
+        check_split(experiment, data)
         rows = {"train": data.client_rows()}
         for split in ("validation", "test"):
             held = getattr(data, f"{split}_rows", lambda: None)()
@@ -234,7 +234,7 @@ def scores(run: Run, features: torch.Tensor, best: bool = False) -> torch.Tensor
     return torch.sigmoid(outputs[:, 0].double())
 
 
-def _check_split(experiment: Experiment, data: Any) -> None:
+def check_split(experiment: Experiment, data: Any) -> None:
     """Refuses what would have no effect on data that make their own clients."""
     for name in ("train", "validation", "test", "positive_share", "standardise"):
         if getattr(experiment.split, name) != getattr(Split, name):
@@ -245,7 +245,7 @@ def _check_split(experiment: Experiment, data: Any) -> None:
             )
 
 
-def _batches(experiment: Experiment) -> dict[str, Any]:
+def batches(experiment: Experiment) -> dict[str, Any]:
     run = experiment.run
     return {
         "batch_size": run.batch_size or None,

@@ -201,10 +201,14 @@ class Sampler:
         if size is None:
             return self.whole(cohort)
         index = self._ahead(cohort, iteration, steps)
-        used = np.full(len(cohort), size)
-        if self.clients.sampling == "epoch":
-            used = np.minimum(used, self.clients.train.sizes[cohort])
-        return Draws(self.clients.train, cohort, index, used)
+        return Draws(self.clients.train, cohort, index, self.used(cohort, size))
+
+    def used(self, cohort: np.ndarray, size: int) -> np.ndarray:
+        """How many different rows are in a batch of that size, client by client."""
+        full = np.full(len(cohort), size)
+        if self.clients.sampling != "epoch":
+            return full
+        return np.minimum(full, self.clients.train.sizes[cohort])
 
     def _ahead(self, cohort: np.ndarray, iteration: int, steps: int) -> np.ndarray:
         """Row numbers of `steps` iterations; if the cohort stays the same, of many at a time."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.types import Batch, Weights, batch_of
+from fedminimax.types import HOST, Batch, Weights, batch_of
 
 Rows = Sequence[Any]
 Sampling = Literal["epoch", "iid", "balanced"]
@@ -73,6 +73,13 @@ class Shards:
         self.sizes = np.array([len(rows[0]) for rows in converted], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
 
+    @staticmethod
+    def of(columns: tuple[Tensor, ...], sizes: np.ndarray, starts: np.ndarray) -> Shards:
+        """Columns of which it is known already where each client's rows begin."""
+        made = object.__new__(Shards)
+        made.columns, made.sizes, made.starts = columns, sizes, starts
+        return made
+
     def rows(self, client: int) -> tuple[Tensor, ...]:
         start = int(self.starts[client])
         return tuple(column[start : start + int(self.sizes[client])] for column in self.columns)
@@ -91,13 +98,11 @@ class Shards:
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Shards:
         """The same rows with floating columns in another precision, perhaps on another device."""
-        moved = object.__new__(Shards)
-        moved.columns = tuple(
+        columns = tuple(
             c.to(device or c.device, dtype if c.is_floating_point() else c.dtype)
             for c in self.columns
         )
-        moved.sizes, moved.starts = self.sizes, self.starts
-        return moved
+        return Shards.of(columns, self.sizes, self.starts)
 
 
 class Clients:
@@ -183,14 +188,46 @@ class Clients:
 
     @property
     def device(self) -> torch.device:
-        return self.train.columns[0].device
+        columns = self.train.columns
+        return columns[0].device if columns else HOST
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Clients:
-        moved = object.__new__(Clients)
-        moved.__dict__.update(self.__dict__)
-        moved.splits = {name: shards.to(dtype, device) for name, shards in self.splits.items()}
-        moved.train = moved.splits["train"]
-        return moved
+        moved = {name: shards.to(dtype, device) for name, shards in self.splits.items()}
+        return self._with(moved)
+
+    def among(self, names: Sequence[str], number: int) -> Clients:
+        """The one client that is here, as that of this number; the rows of the others, who have
+        these names, are elsewhere.
+
+        >>> here = Clients([(torch.ones(8, 3), torch.ones(8))]).among(["a", "b"], 1)
+        >>> here.train.sizes.tolist(), len(here.train.batch(1).features)
+        ([0, 8], 8)
+        """
+        starts = np.zeros(len(names), dtype=np.int64)
+        sizes = {split: starts.copy() for split in self.splits}
+        for split, own in sizes.items():
+            own[number] = self.splits[split].sizes[0]
+        splits = {s: Shards.of(self.splits[s].columns, sizes[s], starts) for s in self.splits}
+        placed = self._with(splits)
+        placed.names = tuple(names)
+        return placed
+
+    def elsewhere(self, names: Sequence[str], sizes: dict[str, Sequence[int]]) -> Clients:
+        """Clients with these names and numbers of rows, none of which is here; they draw batches
+        as this one does."""
+        splits = {}
+        for split, counts in sizes.items():
+            rows = np.array(counts, dtype=np.int64)
+            splits[split] = Shards.of((), rows, np.concatenate([[0], np.cumsum(rows)[:-1]]))
+        away = self._with(splits)
+        away.names = tuple(names)
+        return away
+
+    def _with(self, splits: dict[str, Shards]) -> Clients:
+        made = object.__new__(Clients)
+        made.__dict__.update(self.__dict__)
+        made.splits, made.train = splits, splits["train"]
+        return made
 
     def _check_both_classes(self) -> None:
         if not 0 < self.positive_share < 1:

@@ -99,31 +99,50 @@ class Folder:
 
     def read_files(self, files: Sequence[Path]) -> Reading:
         """The same for files named one by one."""
-        notes: list[str] = []
+        raws = self.open_files(files)
+        columns, values, notes = self.outline(raws)
+        schema, label_notes = self.schema(columns, values)
+        sites = [site(raw, schema) for raw in raws]
+        check_alike(sites)
+        markers = {plain(marker) for marker in self.missing}
+        notes += label_notes + absent(sites, schema) + _rather_ids(raws, columns, markers)
+        return Reading(sites, notes, schema)
+
+    def open_files(self, files: Sequence[Path]) -> list[Raw]:
         raws = [open_table(file, self.label, lambda name: name not in self.drop) for file in files]
         for raw in raws:
             self._check_file(raw)
         self._check_options(raws)
+        return raws
+
+    def outline(
+        self, raws: list[Raw], others: bool = False
+    ) -> tuple[tuple[Column, ...], tuple[str, ...], list[str]]:
+        """The columns of tables that fit together, the values of their labels, and notes. With
+        `others` there are further tables elsewhere, which may fill a column that is empty here."""
         markers = {plain(marker) for marker in self.missing}
         looks = {
             column: self._look(column, raws, markers) for column in union(r.cells for r in raws)
         }
         names = {raw.name: tuple(raw.cells) for raw in raws}
-        _refuse(name_differences(names) + order_differences(names) + _kind_differences(looks))
-        notes += self._code_notes(looks)
-        values = self._label_values(raws, markers)
-        positive, negative, label_notes = self._sides(values)
+        _refuse(
+            name_differences(names) + order_differences(names) + _kind_differences(looks, others)
+        )
+        notes = self._code_notes(looks)
         columns = tuple(
             Column(name, "text", _codes(held)) if _is_text(held) else Column(name)
             for name, held in looks.items()
         )
+        return columns, self._label_values(raws, markers), notes
+
+    def schema(
+        self, columns: tuple[Column, ...], values: tuple[str, ...]
+    ) -> tuple[Schema, list[str]]:
+        """How tables with these columns and labels are read, and notes."""
+        positive, negative, notes = self._sides(values)
         classes = values if self.classes == "all" else ()
         missing = tuple(self.missing)
-        schema = Schema(columns, self.label, positive, negative, missing, classes)
-        sites = [site(raw, schema) for raw in raws]
-        check_alike(sites)
-        notes += label_notes + absent(sites, schema) + _rather_ids(raws, columns, markers)
-        return Reading(sites, notes, schema)
+        return Schema(columns, self.label, positive, negative, missing, classes), notes
 
     def _look(self, column: str, raws: list[Raw], markers: set[str]) -> list[_Look]:
         there = [raw for raw in raws if column in raw.cells]
@@ -200,7 +219,7 @@ class Folder:
                         f"{raw.where(i)}: the label {self.label!r} is missing; fill it in or "
                         "remove the row."
                     )
-        values = _sorted(union(map(plain, raw.labels or ()) for raw in raws))
+        values = ordered(union(map(plain, raw.labels or ()) for raw in raws))
         if self.classes != "two" and len(values) > MOST_CLASSES:
             raise DataError(
                 f"Label {self.label!r} has {len(values)} values ({listed(values, 3)}), too many "
@@ -294,15 +313,15 @@ def _is_text(held: list[_Look]) -> bool:
 
 
 def _codes(held: list[_Look]) -> tuple[str, ...]:
-    return _sorted(union(look.codes for look in held))
+    return ordered(union(look.codes for look in held))
 
 
-def _kind_differences(looks: dict[str, list[_Look]]) -> list[str]:
+def _kind_differences(looks: dict[str, list[_Look]], others: bool) -> list[str]:
     """A sentence for every column that is a number here and text there, or is nowhere filled."""
     found = []
     for column, held in looks.items():
         present, text = sum(look.present for look in held), sum(look.text for look in held)
-        if not present:
+        if not present and not others:
             found.append(f"column {column!r} has no value at any site: name it in `drop`")
         if not text or held[0].categorical:
             continue
@@ -342,7 +361,7 @@ def _refuse(differences: list[str], advice: str = "make them equal") -> None:
         raise DataError(bullets(f"The sites' tables do not fit together; {advice}", differences))
 
 
-def _sorted(codes: Iterable[str]) -> tuple[str, ...]:
+def ordered(codes: Iterable[str]) -> tuple[str, ...]:
     def place(code: str) -> tuple[float, str]:
         value = number(code)
         return (float("inf") if value is None else value, code)

@@ -51,10 +51,7 @@ class Prepared(NamedTuple):
 def prepare(reading: Reading, split: Split) -> Prepared:
     """Only sums of the training rows decide how rows are imputed and scaled."""
     parts = split_sites(reading.sites, split)
-    standardiser = fit(parts["train"])
-    if not split.standardise:
-        ones = np.ones_like(standardiser.scale)
-        standardiser = Standardiser(standardiser.columns, standardiser.mean, ones)
+    standardiser = scaled(fit(parts["train"]), split)
     return Prepared(
         tuple(site.name for site in reading.sites),
         {name: [rows(standardiser, site) for site in sites] for name, sites in parts.items()},
@@ -64,11 +61,19 @@ def prepare(reading: Reading, split: Split) -> Prepared:
     )
 
 
-def split_sites(sites: list[Site], split: Split) -> dict[str, list[Site]]:
-    """The sites' rows by use; a use with a fraction of 0 is left out."""
+def scaled(standardiser: Standardiser, split: Split) -> Standardiser:
+    """The standardiser as the split wants it."""
+    if split.standardise:
+        return standardiser
+    return Standardiser(standardiser.columns, standardiser.mean, np.ones_like(standardiser.scale))
+
+
+def split_sites(sites: list[Site], split: Split, first: int = 0) -> dict[str, list[Site]]:
+    """The sites' rows by use; a use with a fraction of 0 is left out. `first` is the number of the
+    first of these sites."""
     fractions = (split.train, split.validation, split.test)
     parts: dict[str, list[Site]] = {"train": [], "validation": [], "test": []}
-    for number, site in enumerate(sites):
+    for number, site in enumerate(sites, first):
         cut = stratified_split(site.labels, fractions, split.seed, number)
         for (name, collected), index, fraction in zip(parts.items(), cut, fractions, strict=True):
             if not fraction:

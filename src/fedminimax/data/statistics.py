@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +59,6 @@ class Standardiser:
         )
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what overflows is refused by name below
 def fit(sites: Sequence[Site]) -> Standardiser:
     """The standardiser of the pooled rows, from two exchanges of sums; give training rows only."""
     if not sites:
@@ -67,8 +66,20 @@ def fit(sites: Sequence[Site]) -> Standardiser:
     columns = sites[0].columns
     for site in sites[1:]:
         check_columns(site.name, site.columns, columns)
+
+    def summed(centre: np.ndarray | None) -> np.ndarray:
+        return np.sum([local_moments(site.features, centre) for site in sites], axis=0)
+
+    return fit_sums(columns, summed)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # what overflows is refused by name below
+def fit_sums(
+    columns: tuple[str, ...], summed: Callable[[np.ndarray | None], np.ndarray]
+) -> Standardiser:
+    """The same from the sites' sums: `summed` is asked twice for the sum of `local_moments`."""
     # First exchange: counts and sums go up, the mean comes down.
-    count, total, _ = np.sum([local_moments(site.features) for site in sites], axis=0)
+    count, total, _ = summed(None)
     empty = [column for column, number in zip(columns, count, strict=True) if not number]
     if empty:
         raise DataError(
@@ -78,7 +89,7 @@ def fit(sites: Sequence[Site]) -> Standardiser:
     mean = total / count
     # Second exchange: sums and squares about that mean go up, mean and scale come down. One alone
     # would take the difference of two large numbers; and the sum corrects the mean's own rounding.
-    _, rest, squares = np.sum([local_moments(site.features, mean) for site in sites], axis=0)
+    _, rest, squares = summed(mean)
     variance = np.maximum(squares / count - (rest / count) ** 2, 0.0)
     mean, scale = mean + rest / count, np.sqrt(variance)
     if not (np.isfinite(mean) & np.isfinite(scale)).all():

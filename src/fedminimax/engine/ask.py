@@ -1,8 +1,9 @@
-"""Questions to simulated clients."""
+"""Questions to clients: what all who ask share, and asking simulated clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -16,21 +17,20 @@ from fedminimax.types import Cost, Problem
 _TOGETHER = 1024  # replies that are added up at once
 
 
-class SimulatedAsk:
+class Asking(ABC):
     """Asks every client, or those of the given numbers, about its rows of one split, and counts
-    what would have travelled, and the gradients that were computed for the answers."""
+    what travels, and the gradients that are computed for the answers."""
 
-    sees_rows = True
+    sees_rows: bool
 
     def __init__(
         self,
-        problem: Problem,
         clients: Clients,
         split: str,
         weights: Tensor,
         numbers: np.ndarray | None = None,
     ):
-        self.problem, self.shards = problem, clients.splits[split]
+        self.shards = clients.splits[split]
         self.names: Sequence[str] = clients.names
         self.weights, self.numbers = weights, range(len(clients))
         if numbers is not None:
@@ -61,14 +61,9 @@ class SimulatedAsk:
             total = [a + b for a, b in zip(total, part, strict=True)] if total else part
         return tuple(total)
 
-    def answers(self, question: str, vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-        """One after the other: those of a million clients are never in memory together."""
-        for client in self.numbers:
-            yield self.answer(question, vectors, client)
-
-    def answer(self, question: str, vectors: tuple[Tensor, ...], client: int) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            return self.problem.answer(question, vectors, self.shards.batch(client))
+    @abstractmethod
+    def answers(self, question: str, vectors: tuple[Tensor, ...]) -> Iterable[tuple[Tensor, ...]]:
+        """One reply per client, in the order of `names`."""
 
     def _replies(self, question: str, vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
         """The answers, counted."""
@@ -81,3 +76,29 @@ class SimulatedAsk:
             up += sum(v.numel() * v.element_size() for v in reply)
             yield reply
         self.cost += Cost(bytes_up=up)
+
+
+class SimulatedAsk(Asking):
+    """All clients are here, and so are their rows."""
+
+    sees_rows = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        clients: Clients,
+        split: str,
+        weights: Tensor,
+        numbers: np.ndarray | None = None,
+    ):
+        super().__init__(clients, split, weights, numbers)
+        self.problem = problem
+
+    def answers(self, question: str, vectors: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+        """One after the other: those of a million clients are never in memory together."""
+        for client in self.numbers:
+            yield self.answer(question, vectors, client)
+
+    def answer(self, question: str, vectors: tuple[Tensor, ...], client: int) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return self.problem.answer(question, vectors, self.shards.batch(client))

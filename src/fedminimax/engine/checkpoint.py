@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 _KEY = "fedminimax"
@@ -20,13 +20,29 @@ class CheckpointError(ValueError):
 
 
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """The same tensors and text give the same bytes. On failure the file that was there is
-    untouched."""
+    """On failure the file that was there is untouched."""
+    write_bytes(path, pack(tensors, about))
+
+
+def pack(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
+    """The same tensors and text give the same bytes."""
     # One metadata entry: safetensors writes several in no fixed order.
     text = json.dumps(about, sort_keys=True)
-    write_bytes(
-        path, save({n: t.contiguous().clone() for n, t in sorted(tensors.items())}, {_KEY: text})
-    )
+    return save({n: t.contiguous().clone() for n, t in sorted(tensors.items())}, {_KEY: text})
+
+
+def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `pack` packed; the sender may be anybody."""
+    try:
+        tensors = load(content)
+        # Eight bytes say how long the header is, which is JSON.
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        about = json.loads(header["__metadata__"][_KEY])
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"these bytes are not a message of fedminimax ({error})") from error
+    if not isinstance(about, dict):
+        raise CheckpointError("these bytes are not a message of fedminimax (no table in them)")
+    return tensors, about
 
 
 def write_bytes(path: Path, content: bytes) -> None:

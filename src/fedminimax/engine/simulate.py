@@ -116,11 +116,11 @@ def simulate(
     """
     _check_kinds(problem, algorithm, clients)
     cohort = len(clients) if cohort is None else cohort
-    _check_numbers(rounds, evaluate_every, checkpoint_every, stop_early, target, cohort, clients)
+    check_numbers(rounds, evaluate_every, checkpoint_every, stop_early, target, cohort, clients)
     asked = asked_clients(evaluate_clients, len(clients), seed)
     check_names(measures)
     disk_store.check_kind(store)
-    _check_match(problem, algorithm, cohort < len(clients) and not allow_partial)
+    check_match(problem, algorithm, cohort < len(clients) and not allow_partial)
     if algorithm.auxiliary and clients.auxiliary is None:
         raise ValueError(
             f"{type(algorithm).__name__} needs rows at the server: give Clients(auxiliary=...), or "
@@ -132,7 +132,7 @@ def simulate(
             f'store = "disk" is for one process, and this run has {crew.size}: use "memory", in '
             "which each process has the states of its own clients"
         )
-    point = _start(problem, start, dtype)
+    point = start_point(problem, start, dtype)
     dtype = point.x.dtype
     where = crew.device(device_of(device, dtype))
     problem = in_precision(problem, precision, dtype)
@@ -144,8 +144,8 @@ def simulate(
     federation = Federation.of(problem, algorithm, clients, weights, seed, cohort, crew)
     # It goes over all rows: only for a run that may be gone on with, or that is shared.
     known = folder is not None or crew.size > 1
-    identity = _identity(federation, point) if known else ""
-    crew.check_alike(identity)
+    digest = identity(federation, point) if known else ""
+    crew.check_alike(digest)
     place = crew.folder(folder) if folder is not None else None
     if place is not None and not resume:
         place.create()
@@ -160,7 +160,7 @@ def simulate(
     keep, count = federation.algorithm.keep, len(clients.train.sizes)
     kept = disk_store.make(store, keep, count, None if place is None else place.clients)
     with closing(kept):
-        trainer = Trainer(federation, plan, place, identity, kept)
+        trainer = Trainer(federation, plan, place, digest, kept)
         with closing(trainer.begin(state, executor, resume)):
             trainer.train()
     moments = problem.moments(trainer.point, trainer.ask("train"))
@@ -177,7 +177,7 @@ def _check_kinds(problem: Any, algorithm: Any, clients: Any) -> None:
             raise ValueError(f"{name} is a {type(value).__name__}; give a {kind.__name__}")
 
 
-def _check_numbers(
+def check_numbers(
     rounds: int,
     evaluate_every: int,
     checkpoint_every: int | None,
@@ -224,7 +224,7 @@ def asked_clients(count: int | None, clients: int, seed: int) -> np.ndarray | No
     return distinct(key(seed, "evaluation"), count, clients)
 
 
-def _check_match(problem: Problem, algorithm: Algorithm, partial: bool) -> None:
+def check_match(problem: Problem, algorithm: Algorithm, partial: bool) -> None:
     name, kind = type(algorithm).__name__, type(problem).__name__
     if partial and not algorithm.partial:
         raise ValueError(
@@ -247,7 +247,7 @@ def _check_match(problem: Problem, algorithm: Algorithm, partial: bool) -> None:
         )
 
 
-def _start(problem: Problem, start: Any, dtype: torch.dtype | None) -> Point:
+def start_point(problem: Problem, start: Any, dtype: torch.dtype | None) -> Point:
     usual = problem.start()
     if isinstance(start, nn.Module):
         start = problem.start_from(start)
@@ -266,7 +266,7 @@ def _start(problem: Problem, start: Any, dtype: torch.dtype | None) -> Point:
     return Point(*(v.detach().to(dtype) for v in given))
 
 
-def _identity(federation: Federation, start: Point) -> str:
+def identity(federation: Federation, start: Point) -> str:
     """A digest of all that decides the numbers of a run, but not of how long it is."""
     algorithm, clients = federation.algorithm, federation.clients
     settings = {

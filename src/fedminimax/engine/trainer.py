@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.engine.ask import SimulatedAsk
+from fedminimax.engine.ask import Asking
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.device import chance
 from fedminimax.engine.disk_store import DiskStore
@@ -96,7 +96,7 @@ class Trainer:
     def point(self) -> Point:
         return self.federation.algorithm.point(self.state.server)
 
-    def ask(self, split: str) -> SimulatedAsk:
+    def ask(self, split: str) -> Asking:
         """Questions to the clients that evaluations ask."""
         federation = self.federation
         clients, weights = federation.clients, federation.weights
@@ -120,12 +120,15 @@ class Trainer:
             self.history = self.folder.cut_history(self.state.round if saved else -1)
         left = self.plan.rounds - self.state.round
         name, threads = chosen.get("executor", executor), chosen.get("threads", None)
-        self.executor = self.federation.crew.executor(name, threads, left)
+        self.executor = self._make_executor(name, threads, left)
         self.executor.part = self.part
         self.recorded = bool(chosen) or self.folder is None
         if self.folder is not None and not chosen:
             self.folder.write_json("environment.json", environment())
         return self.executor
+
+    def _make_executor(self, name: str, threads: int | None, rounds: int) -> Executor:
+        return self.federation.crew.executor(name, threads, rounds)
 
     def train(self) -> None:
         plan = self.plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,6 +53,38 @@ def grown(named: dict[str, Tensor]) -> dict[str, Any]:
         else value
         for name, value in fields.items()
     }
+
+
+def form_of(value: Any) -> Any:
+    """How a value is built, in lists and names that JSON can hold: `built` needs no more.
+
+    >>> import torch
+    >>> form_of((torch.ones(1), (torch.ones(1),)))
+    [None, [None]]
+    """
+    if isinstance(value, Tensor):
+        return None
+    parts = [form_of(part) for part in value]
+    return {"fields": value._fields, "parts": parts} if hasattr(value, "_fields") else parts
+
+
+def built(form: Any, named: dict[str, Tensor], name: str = "") -> Any:
+    """A value of that form from the tensors that `leaves` named.
+
+    >>> import torch
+    >>> built({"fields": ["x", "inner"], "parts": [None, []]}, {"x": torch.ones(1)})
+    Built(x=tensor([1.]), inner=())
+    """
+    if form is None:
+        return named[name]
+    record = isinstance(form, dict)
+    fields: Any = form["fields"] if record else range(len(form))
+    inside = form["parts"] if record else form
+    parts = [
+        built(part, named, f"{name}.{field}" if name else str(field))
+        for field, part in zip(fields, inside, strict=True)
+    ]
+    return namedtuple("Built", fields)(*parts) if record else tuple(parts)
 
 
 def flat(value: Any) -> list[Tensor]:

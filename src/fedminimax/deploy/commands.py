@@ -1,0 +1,268 @@
+"""The command line of runs between sites: fedminimax deploy init | join | approve | server | site |
+run | status | stop | measure."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedminimax.config import ConfigError, Experiment
+from fedminimax.deploy.consortium import (
+    INVITATION,
+    Consortium,
+    approve,
+    init,
+    install,
+    join,
+)
+from fedminimax.deploy.flare import SILENT, Supervisor, keep_server, keep_site
+from fedminimax.deploy.measure import measure
+from fedminimax.deploy.served import Served
+from fedminimax.deploy.site import RUN_NAME
+from fedminimax.deploy.site_file import SiteFile
+from fedminimax.engine.call import Faults
+from fedminimax.engine.folder import RunFolder
+
+PLAIN = (
+    "the links of this consortium are NOT encrypted: anybody on the network can read and change "
+    "what is sent. Make it without --plain for anything but a test."
+)
+CENTRAL = (
+    "the sites' private keys were made on this machine, so whoever holds it can pose as any site. "
+    "Where a site can run a command itself, let it: fedminimax deploy join."
+)
+
+
+def add_commands(commands: Any) -> None:
+    parser = commands.add_parser(
+        "deploy", help="run an experiment between real sites, with NVIDIA FLARE"
+    )
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+
+    command = _action(
+        actions, "init", _init, "make a consortium: its authority and its server, on this machine",
+        "fedminimax deploy init consortium/ --sites cleveland,hungary,switzerland,va",
+    )  # fmt: skip
+    command.add_argument("--sites", required=True, help="their names; the order is that of clients")
+    command.add_argument(
+        "--host", default="localhost", help="the server's name, as sites reach it (default: here)"
+    )
+    command.add_argument("--port", type=int, default=8702, help="the server's port (default: 8702)")
+    command.add_argument("--plain", action="store_true", help="no encryption: for tests only")
+    command.add_argument(
+        "--central", action="store_true", help="make the sites' keys and kits here too"
+    )
+
+    command = _action(
+        actions, "join", _join, "at a site: make its key and a request, later install the approval",
+        "fedminimax deploy join va/ --invitation invitation.json\n"
+        "  fedminimax deploy join va/ --approved va.signed.zip",
+    )  # fmt: skip
+    command.add_argument("--name", help="of the site (default: that of the folder)")
+    command.add_argument("--invitation", type=Path, help="the consortium's invitation.json")
+    command.add_argument("--approved", type=Path, help="what `deploy approve` made of the request")
+
+    command = _action(
+        actions, "approve", _approve, "sign the request of a site",
+        "fedminimax deploy approve consortium/ va.request.zip",
+    )  # fmt: skip
+    command.add_argument("request", type=Path)
+
+    _action(
+        actions, "server", _server, "run the server, until Ctrl-C",
+        "fedminimax deploy server consortium/",
+    )  # fmt: skip
+    _action(
+        actions, "site", _site, "at a site: take part, until Ctrl-C",
+        "fedminimax deploy site va/",
+    )  # fmt: skip
+
+    command = _action(
+        actions, "run", _run, "run an experiment, or go on with it, and watch over it",
+        "fedminimax deploy run consortium/ experiments/heart_codasca.toml rounds=40",
+    )  # fmt: skip
+    command.add_argument("config", type=Path, help="a TOML file; its [data] is left to the sites")
+    command.add_argument("changes", nargs="*", metavar="key=value", help="such as method.lr=0.05")
+    command.add_argument("--name", help="of the run (default: that of the file)")
+    command.add_argument(
+        "--policy", default="wait", choices=("wait", "skip", "fail"),
+        help="what to do about a site that does not answer (default: wait)",
+    )  # fmt: skip
+    command.add_argument("--timeout", type=float, default=60.0, help="seconds for an answer")
+    command.add_argument("--least-replies", type=int, default=1, help="sites that a round needs")
+    command.add_argument(
+        "--norm-factor", type=float, default=0.0,
+        help="refuse replies this many times longer than usual (default: any length is taken)",
+    )  # fmt: skip
+
+    _action(
+        actions, "status", _status, "the runs of a consortium, and where they stand",
+        "fedminimax deploy status consortium/",
+    )  # fmt: skip
+    command = _action(
+        actions, "stop", _stop, "stop a run after its round; deploy run goes on with it",
+        "fedminimax deploy stop consortium/ heart_codasca",
+    )  # fmt: skip
+    command.add_argument("name", help="of the run")
+
+    _action(
+        actions, "measure", _measure, "seconds and bytes of a round, with a consortium made here",
+        "fedminimax deploy measure measured/",
+    )  # fmt: skip
+
+
+def _action(
+    actions: Any, name: str, function: Callable[..., int], told: str, example: str
+) -> argparse.ArgumentParser:
+    command = actions.add_parser(
+        name, help=told, description=f"{told[0].upper()}{told[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.add_argument("folder", type=Path, help="of the consortium, or of the site")
+    command.set_defaults(command=function)
+    return command
+
+
+def _red(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"WARNING: {text}", style="bold red", markup=False)
+
+
+def _init(options: argparse.Namespace) -> int:
+    sites = tuple(name.strip() for name in options.sites.split(","))
+    folder = options.folder
+    made = init(folder, sites, options.host, options.port, not options.plain)
+    print(f"authority and server of {', '.join(sites)} are in {folder}")
+    print(f"its authority's certificate: {made.fingerprint}")
+    if options.plain:
+        _red(PLAIN)
+    if not options.central:
+        print(f"give each site {folder / INVITATION}, and tell it the line above by telephone")
+        return 0
+    for name in sites:
+        place = folder / "sites" / name
+        signed = approve(folder, join(place, folder / INVITATION, name))
+        install(place, made, name, signed)
+        print(f"the folder of {name}: {place}")
+    _red(CENTRAL)
+    return 0
+
+
+def _join(options: argparse.Namespace) -> int:
+    folder: Path = options.folder
+    name = options.name or folder.resolve().name
+    if (options.invitation is None) == (options.approved is None):
+        raise ConfigError(
+            "give --invitation to make a request, or --approved to install the answer"
+        )
+    if options.invitation is not None:
+        request = join(folder, options.invitation, name)
+        known = Consortium.read(folder, INVITATION)
+        print(f"the key of {name} is in {folder / 'request'} and stays there")
+        print(f"send {request} to the consortium, and say in {folder / 'site.toml'} where rows are")
+        print(f"compare by telephone: {known.fingerprint}")
+        return 0
+    known = Consortium.read(folder, INVITATION)
+    install(folder, known, name, options.approved)
+    print(f"{name} can take part: fedminimax deploy site {folder}")
+    return 0
+
+
+def _approve(options: argparse.Namespace) -> int:
+    signed = approve(options.folder, options.request)
+    print(f"send {signed} back to the site; there is no key in it")
+    return 0
+
+
+def _until_stopped() -> threading.Event:
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    return over
+
+
+def _server(options: argparse.Namespace) -> int:
+    known = Consortium.read(options.folder)
+    if not known.encrypted:
+        _red(PLAIN)
+    print(f"serving {', '.join(known.sites)} at {known.host}:{known.port}", flush=True)
+    keep_server(options.folder, _until_stopped())
+    return 0
+
+
+def _site(options: argparse.Namespace) -> int:
+    file = SiteFile.read(options.folder)
+    known = Consortium.read(options.folder, INVITATION)
+    if not known.encrypted:
+        _red(PLAIN)
+    print(f"site {file.name} of the consortium at {known.host}:{known.port}", flush=True)
+    keep_site(options.folder, file.name, _until_stopped())
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    name = options.name or options.config.stem
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError(f"the run is called {name!r}; use letters, digits, . - and _")
+    experiment = Experiment.from_file(options.config, options.changes)
+    faults = Faults(options.policy, options.timeout, options.least_replies, options.norm_factor)
+    served = Served(options.folder, name)
+    if served.ended().get("good"):
+        raise ConfigError(f"the run in {served.path} is finished: give another --name")
+    served.ask_for(experiment, faults)
+    shown = len(RunFolder(served.path).read_history())
+
+    def look() -> None:
+        nonlocal shown
+        records = RunFolder(served.path).read_history()
+        for record in records[shown:]:
+            split = next(s for s in ("validation", "test", "train") if s in record)
+            told = {k: v for k, v in record[split].items() if isinstance(v, float)}
+            text = ", ".join(f"{key} {value:.4f}" for key, value in list(told.items())[:3])
+            print(f"round {record['round']}/{experiment.run.rounds}  {split} {text}", flush=True)
+        shown = len(records)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    ended = Supervisor(options.folder, served, say, look).watch()
+    look()
+    print(f"{ended['outcome']}\nrun folder: {served.path}")
+    return 0 if ended["good"] else 1
+
+
+def _status(options: argparse.Namespace) -> int:
+    known = Consortium.read(options.folder)
+    print(f"{', '.join(known.sites)} at {known.host}:{known.port}")
+    for path in sorted((options.folder / "runs").glob("*/request.json")):
+        served = Served(options.folder, path.parent.name)
+        beat, ended = served.beat(), served.ended()
+        where = f"round {beat.get('round', 0)}/{served.request()[0].run.rounds}"
+        if ended.get("session", 0) >= beat.get("session", 1):
+            print(f"{served.name}: {where}, {ended['outcome']}")
+        elif served.silent_for() < SILENT:
+            print(f"{served.name}: {where}, running")
+        else:
+            print(f"{served.name}: {where}, silent: fedminimax deploy run goes on with it")
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> int:
+    print(measure(options.folder), end="")
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    served = Served(options.folder, options.name)
+    if not served.beat():
+        raise ConfigError(f"no run called {options.name!r} has begun in {options.folder}")
+    served.stop()
+    print(f"{options.name} stops after its round; fedminimax deploy run goes on with it")
+    return 0

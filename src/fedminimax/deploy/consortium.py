@@ -1,0 +1,274 @@
+"""Who takes part, and how they know each other: certificates of NVIDIA FLARE's distributed
+provisioning. Each key is made where it is used, and stays there.
+
+    consortium/   at the server: consortium.json, authority/ (its key signs certificates), server/
+                  and admin/ (FLARE's kits), invitation.json, runs/
+    SITE/         at a site: site.toml, request/ (its key), kit/, runs/ (its states)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedminimax.config import ConfigError
+from fedminimax.deploy.site_file import EXAMPLE, FILE
+from fedminimax.engine.checkpoint import write_bytes
+
+FOLDER, INVITATION = "consortium.json", "invitation.json"
+# The folders, told to FLARE's processes when they start; those of their jobs inherit it.
+CONSORTIUM_VARIABLE, SITE_VARIABLE = "FEDMINIMAX_CONSORTIUM", "FEDMINIMAX_SITE"
+ADMIN = "lead@consortium.local"
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+# All that a job may be made of, at a site and at the server.
+CLASSES = {
+    "kit": [
+        "nvflare.collab.runtime.executor.CollabExecutor",
+        "fedminimax.deploy.job.RunSite",
+    ],
+    "server": [
+        "nvflare.collab.runtime.controller.CollabController",
+        "fedminimax.deploy.job.RunServer",
+    ],
+}
+SECONDS_SILENT = 30  # after which FLARE takes a site for gone
+
+
+@dataclass(frozen=True)
+class Consortium:
+    """What all partners know."""
+
+    name: str
+    sites: tuple[str, ...]  # in this order they are clients 0, 1, ...
+    host: str
+    port: int
+    encrypted: bool
+    fingerprint: str = ""  # of the authority's certificate
+
+    @staticmethod
+    def read(folder: Path, file: str = FOLDER) -> Consortium:
+        try:
+            table = json.loads((folder / file).read_text(encoding="utf-8"))
+            return Consortium(**{**table, "sites": tuple(table["sites"])})
+        except FileNotFoundError:
+            raise ConfigError(
+                f"there is no {file} in {folder}: make the consortium first, with fedminimax "
+                "deploy init"
+            ) from None
+        except (json.JSONDecodeError, TypeError, KeyError) as error:
+            raise ConfigError(f"{folder / file} cannot be used: {error}") from error
+
+    def write(self, file: Path) -> None:
+        write_bytes(file, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    def profile(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "scheme": "grpc",
+            "connection_security": "mtls" if self.encrypted else "clear",
+            "server": {"host": self.host, "fed_learn_port": self.port},
+        }
+
+
+def init(
+    folder: Path, sites: tuple[str, ...], host: str = "localhost", port: int = 8702,
+    encrypted: bool = True,
+) -> Consortium:  # fmt: skip
+    """The authority, the server and the one who submits runs: all on this machine."""
+    if (folder / FOLDER).exists():
+        raise ConfigError(f"{folder} is a consortium already: give another folder")
+    _check_names(sites)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    made = Consortium("consortium", sites, host, port, encrypted)
+    profile = folder / "profile.yaml"
+    _write_yaml(profile, made.profile())
+    authority = folder / "authority"
+    _flare(folder, "cert", "init", "--profile", profile, "-o", authority)
+    made = replace(made, fingerprint=fingerprint(authority / "rootCA.pem"))
+    for name, kind, place in ((host, "server", "server"), (ADMIN, "admin", "admin")):
+        request(folder, made, name, kind)
+        approve(folder, folder / "request" / f"{name}.request.zip", kind)
+        install(folder, made, name, folder / "approved" / f"{name}.signed.zip", place)
+        shutil.rmtree(folder / "request")
+    made.write(folder / FOLDER)
+    made.write(folder / INVITATION)
+    return made
+
+
+def join(folder: Path, invitation: Path, name: str) -> Path:
+    """At a site: its key, and the request that the authority is to sign. Returns the request."""
+    known = Consortium.read(invitation.parent, invitation.name)
+    if name not in known.sites:
+        raise ConfigError(
+            f"{name!r} is not a site of this consortium; its sites are {', '.join(known.sites)}"
+        )
+    if (folder / "request").exists() or (folder / "kit").exists():
+        raise ConfigError(f"{folder} has joined already: give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    known.write(folder / INVITATION)
+    if not (folder / FILE).exists():
+        (folder / FILE).write_text(EXAMPLE.format(name=name), encoding="utf-8")
+    request(folder, known, name, "client")
+    return folder / "request" / f"{name}.request.zip"
+
+
+def request(folder: Path, known: Consortium, name: str, kind: str) -> None:
+    role = {"role": "lead"} if kind == "admin" else {}
+    who = {"name": name, "org": "consortium", "type": kind, **role}
+    definition = folder / "participant.yaml"
+    _write_yaml(definition, {"name": known.name, "participants": [who]})
+    _flare(folder, "cert", "request", "-p", definition, "--out", folder / "request")
+    definition.unlink()
+
+
+def approve(folder: Path, request: Path, kind: str = "client") -> Path:
+    """At the authority: a certificate for the key of a request. Returns what goes back."""
+    name = request.name.removesuffix(".request.zip")
+    if kind == "client":
+        known = Consortium.read(folder)
+        if name not in known.sites:
+            raise ConfigError(
+                f"{request.name} is of {name!r}, which is not a site of this consortium; its sites "
+                f"are {', '.join(known.sites)}"
+            )
+    if not request.is_file():
+        raise ConfigError(f"there is no file {request}: give the request that a site has sent")
+    signed = folder / "approved" / f"{name}.signed.zip"
+    signed.parent.mkdir(exist_ok=True)
+    profile, authority = folder / "profile.yaml", folder / "authority"
+    asked = ("cert", "approve", request, "-c", authority, "--profile", profile, "--out", signed)
+    _flare(folder, *asked)
+    return signed
+
+
+def install(folder: Path, known: Consortium, name: str, signed: Path, place: str = "kit") -> None:
+    """Where the request was made: the kit, from what the authority has signed."""
+    if not signed.is_file():
+        raise ConfigError(f"there is no file {signed}: give what the authority has sent back")
+    work = folder / "packaging"
+    options = ("--request-dir", folder / "request", "--fingerprint", known.fingerprint)
+    _flare(folder, "package", signed, *options, "-w", work)
+    (made,) = work.glob(f"*/prod_*/{name}")
+    shutil.move(made, folder / place)
+    shutil.rmtree(work)
+    if place != "admin":
+        _restrict(folder, place)
+
+
+def _restrict(folder: Path, place: str) -> None:
+    """No code comes with a job, jobs are signed, and FLARE writes nothing outside the folder."""
+    local, startup = folder / place / "local", folder / place / "startup"
+    resources = json.loads((local / "resources.json.default").read_text())
+    resources |= {"class_list_enforcement_mode": "enforce", "class_allow_list": CLASSES[place]}
+    # What goes wrong at a site is for the site to read.
+    resources["allow_log_streaming"] = False
+    if place == "server":
+        resources["servers"][0]["heart_beat_timeout"] = SECONDS_SILENT
+        store = folder.resolve() / place
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(
+            store / "snapshots"
+        )
+        for component in resources["components"]:
+            if component["id"] == "job_manager":
+                component["args"]["uri_root"] = str(store / "jobs")
+            if component["id"] == "job_scheduler":
+                component["args"]["max_jobs"] = 100  # a job whose server died counts for ever
+    _write_json(local / "resources.json", resources)
+    rights = json.loads((local / "authorization.json.default").read_text())
+    for role, given in rights["permissions"].items():
+        if given == "any" or role == "project_admin":
+            rights["permissions"][role] = {"view": "any"}
+        elif isinstance(given, dict):
+            given |= {"byoc": "none"} if "byoc" in given else {}
+            given |= {"shell_commands": "none"} if "shell_commands" in given else {}
+    _write_json(local / "authorization.json", rights)
+    (config,) = startup.glob("fed_*.json")
+    _write_json(config, {**json.loads(config.read_text()), "require_signed_jobs": True})
+
+
+def check_certificate(folder: Path, known: Consortium) -> None:
+    """Refuses to start a site that the server would not let in."""
+    startup = folder / "kit" / "startup"
+    for name in ("client.crt", "client.key", "rootCA.pem"):
+        if not (startup / name).is_file():
+            raise ConfigError(
+                f"there is no {name} in {startup}: without a certificate of the consortium's "
+                "authority the server lets nobody in; join again"
+            )
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    authority = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
+    own = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
+    try:
+        own.verify_directly_issued_by(authority)
+        good = fingerprint(startup / "rootCA.pem") == known.fingerprint
+    except (ValueError, TypeError, InvalidSignature):
+        good = False
+    if not good:
+        raise ConfigError(
+            f"the certificate in {startup} is not of the authority that the invitation names "
+            f"({known.fingerprint}): the server would not let this site in; join again"
+        )
+
+
+def _check_names(sites: tuple[str, ...]) -> None:
+    for name in sites:
+        if not SITE_NAME.fullmatch(name):
+            raise ConfigError(
+                f"a site is called {name!r}; use letters, digits, - and _, such as va-2"
+            )
+    if not sites or len(set(sites)) != len(sites):
+        raise ConfigError(f"the sites are {list(sites)}; give at least one, each its own name")
+
+
+def flare_missing() -> str | None:
+    """The sentence for who has not installed the extra."""
+    try:
+        import nvflare  # noqa: F401
+    except ImportError:
+        return (
+            "NVIDIA FLARE is not installed: pip install -c constraints.txt 'fedminimax[nvflare]' "
+            "on each machine that takes part"
+        )
+    return None
+
+
+def _flare(folder: Path, *arguments: Any) -> None:
+    """A command of FLARE, which keeps its records in the folder and not in the user's home."""
+    if missing := flare_missing():
+        raise ConfigError(missing)
+    command = [sys.executable, "-m", "nvflare.cli", *map(str, arguments)]
+    home = folder.resolve() / "records"
+    home.mkdir(exist_ok=True)
+    done = subprocess.run(
+        command, env={**os.environ, "HOME": str(home)}, capture_output=True, text=True
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise ConfigError(f"nvflare {' '.join(command[3:5])}: {' '.join(said[:3])}")
+
+
+def fingerprint(certificate: Path) -> str:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    found = x509.load_pem_x509_certificate(certificate.read_bytes()).fingerprint(SHA256())
+    return "SHA256:" + ":".join(f"{byte:02X}" for byte in found)
+
+
+def _write_yaml(file: Path, table: dict[str, Any]) -> None:
+    file.write_text(json.dumps(table), encoding="utf-8")  # JSON is YAML
+
+
+def _write_json(file: Path, table: dict[str, Any]) -> None:
+    write_bytes(file, (json.dumps(table, indent=2) + "\n").encode())

@@ -1,0 +1,145 @@
+"""What a round between sites costs: seconds and bytes, beside what the accounting predicts.
+
+Two runs of different length are compared, so that set-up and evaluations fall out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedminimax.config import ConfigError, Experiment
+from fedminimax.deploy.consortium import INVITATION, approve, init, install, join
+from fedminimax.deploy.flare import Supervisor
+from fedminimax.deploy.served import Served
+from fedminimax.deploy.server import TRAFFIC, run_sites
+from fedminimax.deploy.site import Site
+from fedminimax.engine.call import Faults
+from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.in_process import InProcess
+
+SITES = ("cleveland", "hungary", "switzerland", "va")
+SHORT, LONG = 10, 110  # rounds
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "CODASCA": ({"name": "auc"}, {"name": "codasca", "lr": 0.1}),
+    "LocalSCGDAM": ({"name": "compositional_auc"}, {"name": "local_scgdam"}),
+}
+
+
+class Spent(NamedTuple):
+    seconds: float
+    predicted: int  # bytes of vectors, up and down
+    messages: int  # bytes handed to the engine
+    wire: int  # bytes of the encrypted links
+
+    def per_round(self, longer: Spent) -> Spent:
+        return Spent(*((b - a) / (LONG - SHORT) for a, b in zip(self, longer, strict=True)))  # type: ignore[arg-type]
+
+
+def measure(folder: Path) -> str:
+    """A page of Markdown."""
+    port = _free_port()
+    known = init(folder / "consortium", SITES, port=port)
+    for name in SITES:
+        request = join(folder / name, folder / "consortium" / INVITATION, name)
+        install(folder / name, known, name, approve(folder / "consortium", request))
+        (folder / name / "site.toml").write_text(
+            f'name = "{name}"\n[data]\nname = "heart"\n[limits]\nleast_per_bin = 1\n'
+        )
+    places = [("server", folder / "consortium"), *(("site", folder / n) for n in SITES)]
+    kept = [_started(kind, place) for kind, place in places]
+    try:
+        rows = [_row(folder, port, name) for name in METHODS]
+    finally:
+        for process in kept:
+            process.terminate()
+        for process in kept:
+            process.wait()
+    head = (
+        "| method | seconds | in one process | vectors, predicted | messages | encrypted links |\n"
+        "|---|---|---|---|---|---|\n"
+    )
+    return head + "".join(rows)
+
+
+def _row(folder: Path, port: int, method: str) -> str:
+    short, long = (_on_flare(folder, port, method, rounds) for rounds in (SHORT, LONG))
+    spent = short.per_round(long)
+    here = [_in_process(folder, method, rounds) for rounds in (SHORT, LONG)]
+    alone = (here[1] - here[0]) / (LONG - SHORT)
+    sizes = " | ".join(f"{number:,.0f} B" for number in spent[1:])
+    return f"| {method} | {spent.seconds:.3f} s | {alone:.3f} s | {sizes} |\n"
+
+
+def _experiment(method: str, rounds: int) -> Experiment:
+    problem, options = METHODS[method]
+    return Experiment.from_table(
+        {
+            "data": {"name": "heart"},
+            "model": {"name": "mlp", "hidden": [16]},
+            "problem": problem,
+            "method": options | {"local_steps": 8},
+            "run": {"rounds": rounds, "evaluate_every": 10 * LONG, "dtype": "float64"},
+        }
+    )
+
+
+def _on_flare(folder: Path, port: int, method: str, rounds: int) -> Spent:
+    served = Served(folder / "consortium", f"{method}-{rounds}")
+    served.ask_for(_experiment(method, rounds), Faults())
+    links = _Links(port)
+    before = links.carried()
+    ended = Supervisor(
+        folder / "consortium", served, lambda text: print(text, file=sys.stderr), links.carried
+    ).watch()
+    if not ended["good"]:
+        raise ConfigError(ended["outcome"])
+    place = RunFolder(served.path)
+    last, traffic = place.read_history()[-1], place.read_json(TRAFFIC)
+    predicted = last["bytes_up"] + last["bytes_down"]
+    messages = traffic["up"] + traffic["down"]
+    return Spent(last["seconds"], predicted, messages, links.carried() - before)
+
+
+def _in_process(folder: Path, method: str, rounds: int) -> float:
+    """Seconds of the same messages between sites in this process, one after the other."""
+    sites = {name: Site.open(folder / name).handle for name in SITES}
+    place = folder / "here" / f"{method}-{rounds}-here"
+    begun = time.perf_counter()
+    run_sites(_experiment(method, rounds), InProcess(sites), SITES, place, log=lambda text: None)
+    return time.perf_counter() - begun
+
+
+class _Links:
+    """Bytes that the links of a server have carried, as the kernel counts them."""
+
+    def __init__(self, port: int):
+        self.port = port
+        self._seen: dict[str, int] = {}  # a job's links close with it: what was last seen counts
+
+    def carried(self) -> int:
+        found = subprocess.run(
+            ["ss", "-tinOH", f"sport = :{self.port}"], capture_output=True, text=True, check=True
+        )
+        for line in found.stdout.splitlines():
+            counts = re.findall(r"\bbytes_(?:sent|received):(\d+)", line)
+            self._seen[line.split()[4]] = sum(map(int, counts))
+        return sum(self._seen.values())
+
+
+def _started(kind: str, place: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "fedminimax", "deploy", kind, str(place)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]

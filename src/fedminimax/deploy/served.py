@@ -1,0 +1,137 @@
+"""The folder of a run between sites, through which the one who asks for it and the engine's process
+that serves it speak: a request goes in, a heartbeat and a result come out."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedminimax.config import Experiment, options_for, write_toml
+from fedminimax.deploy.consortium import Consortium
+from fedminimax.deploy.server import SESSION, check_experiment, run_sites
+from fedminimax.engine.call import Faults, SitesLostError, Transport
+from fedminimax.engine.checkpoint import write_bytes
+from fedminimax.engine.trainer import Interrupted, succeeded
+from fedminimax.engine.work import ClientError
+
+REQUEST, BEAT, ENDED, STOP, LOG = "request.json", "beat.json", "ended.json", "stop", "sites.log"
+SECONDS = 1.0  # between two beats
+
+
+class Served:
+    """One run's folder."""
+
+    def __init__(self, consortium: Path, name: str):
+        self.consortium, self.name = consortium, name
+        self.path = consortium / "runs" / name
+
+    def ask_for(self, experiment: Experiment, faults: Faults) -> None:
+        """The request; a folder that has one goes on with the same, or is refused."""
+        check_experiment(experiment, Consortium.read(self.consortium).sites, faults)
+        self.path.mkdir(parents=True, exist_ok=True)
+        content = {"experiment": write_toml(experiment.to_table()), "faults": asdict(faults)}
+        _write(self.path / REQUEST, content)
+        (self.path / STOP).unlink(missing_ok=True)
+
+    def request(self) -> tuple[Experiment, Faults]:
+        content = _read(self.path / REQUEST)
+        faults = Faults(**options_for(Faults, content["faults"], "faults"))
+        return Experiment.from_table(tomllib.loads(content["experiment"])), faults
+
+    def beat(self) -> dict[str, Any]:
+        return _read(self.path / BEAT)
+
+    def ended(self) -> dict[str, Any]:
+        return _read(self.path / ENDED)
+
+    def session(self) -> int:
+        return _read(self.path / SESSION).get("session", 0)
+
+    def stop(self) -> None:
+        (self.path / STOP).touch()
+
+    def silent_for(self) -> float:
+        """Seconds since the last beat."""
+        told = self.beat().get("time")
+        return float("inf") if told is None else time.time() - told
+
+
+def serve(consortium: Path, name: str, transport: Transport) -> None:
+    """Serves a run until it ends; an end that is not the run's own leaves no trace but silence."""
+    served = Served(consortium, name)
+    experiment, faults = served.request()
+    names = Consortium.read(consortium).sites
+    ended: dict[str, Any] = {}
+    state = {"round": 0, "rounds": experiment.run.rounds, "pid": os.getpid()}
+
+    def log(text: str) -> None:
+        with open(served.path / LOG, "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
+
+    with _Beating(served, state):
+        try:
+            run = run_sites(
+                experiment,
+                transport,
+                names,
+                served.path,
+                faults,
+                log=log,
+                on_round=lambda round: state.update(round=round),
+                interrupted=(served.path / STOP).exists,
+            )
+            good = succeeded(run.outcome)
+            ended = {"outcome": run.outcome, "rounds": run.rounds, "good": good, "again": False}
+        except Interrupted as stopped:
+            ended = {"outcome": f"stopped: {stopped}", "good": False, "again": False}
+        except (ValueError, ClientError) as error:  # a sentence for the user
+            ended = {"outcome": str(error), "good": False, "again": False}
+        except SitesLostError as error:
+            ended = {"outcome": str(error), "good": False, "again": True}
+            log(f"{error}; the run is started again")
+        finally:
+            if ended:
+                _write(served.path / ENDED, {**ended, "session": served.session()})
+
+
+class _Beating:
+    """A beat a second, for as long as the process lives, whatever it waits for."""
+
+    def __init__(self, served: Served, state: dict[str, Any]):
+        self.served, self.state = served, state
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def _beat(self) -> None:
+        while not self._over.wait(SECONDS):
+            self._once()
+
+    def _once(self) -> None:
+        told = {**self.state, "time": time.time(), "session": self.served.session()}
+        _write(self.served.path / BEAT, told)
+
+    def __enter__(self) -> None:
+        self._once()
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._once()
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    write_bytes(path, (json.dumps(content) + "\n").encode())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}

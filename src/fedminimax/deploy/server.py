@@ -1,0 +1,179 @@
+"""A run from its server's side: set-up, rounds, result; from a checkpoint, if there is one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedminimax.config import ConfigError, Experiment, write_toml
+from fedminimax.deploy.setup import Setup, absent_clients, prepared, sent_experiment, set_up
+from fedminimax.deploy.site import SETUP
+from fedminimax.engine.call import Faults, LeftOutError, Sites, Transport
+from fedminimax.engine.checkpoint import read, write, write_bytes
+from fedminimax.engine.crew import Crew
+from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.round import State
+from fedminimax.engine.simulate import Run, check_match, check_numbers, identity, start_point
+from fedminimax.engine.sites import Counted, Shadow, SiteFederation, SiteTrainer
+from fedminimax.engine.trainer import Plan, succeeded
+from fedminimax.experiment import PREPARATION
+from fedminimax.metrics.optimality import DRIFT
+from fedminimax.types import Cost
+
+SESSION, TRAFFIC = "session.json", "traffic.json"
+
+
+def run_sites(
+    experiment: Experiment,
+    transport: Transport,
+    names: Sequence[str],
+    folder: str | os.PathLike,
+    faults: Faults | None = None,
+    log: Callable[[str], None] = print,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+    on_round: Callable[[int], None] | None = None,
+    interrupted: Callable[[], bool] | None = None,
+) -> Run:
+    """Runs an experiment at sites. A folder that holds an unfinished run of it is gone on with.
+
+    The folder's name is the run's. It holds what that of a simulated run holds, and the set-up.
+    """
+    faults = faults or Faults()
+    check_experiment(experiment, names, faults)
+    place = RunFolder(folder)
+    place.path.mkdir(parents=True, exist_ok=True)
+    with alone(place.path):
+        session = place.read_json(SESSION, missing={"session": 0})["session"] + 1
+        place.write_json(SESSION, {"session": session})
+        stopping = interrupted or (lambda: False)
+        sites = Sites(transport, tuple(names), place.path.name, faults, log, session, stopping)
+        setup, cost = _set_up(experiment, sites, place)
+        trainer, state = _trainer(experiment, setup, sites, place, cost)
+        trainer.plan = _plan(experiment, on_record, on_round, interrupted)
+        trainer.begin(state, "sites", resume=True)
+        _begin(sites, setup, first=trainer.state.round == 0)
+        trainer.train()
+        moments = None
+        if succeeded(trainer.outcome):
+            problem = trainer.federation.problem
+            moments = problem.moments(trainer.point, trainer.ask("train"))
+            trainer.save_final(moments)
+        place.write_json(TRAFFIC, asdict(sites.traffic))
+        done = (trainer.history, trainer.outcome, trainer.state.round, trainer.best)
+        return Run(trainer.federation.problem, trainer.point, *done, moments, place)
+
+
+def check_experiment(experiment: Experiment, names: Sequence[str], faults: Faults) -> None:
+    """Refuses what no run between sites can do, before any of them is asked."""
+    algorithm, run = experiment.make("method"), experiment.run
+    name = type(algorithm).__name__
+    if algorithm.auxiliary or experiment.split.auxiliary:
+        raise ConfigError(
+            f"[method] {experiment.method.name} or [split] auxiliary needs rows at the server, "
+            "which has none in a run between sites: use another method, or simulate"
+        )
+    if run.evaluate_clients is not None:
+        raise ConfigError(
+            "[run] evaluate_clients is for simulations of many clients; between sites all that "
+            "are there are evaluated: leave it out"
+        )
+    if DRIFT in run.measures:
+        raise ConfigError(
+            f"[run] measures: {DRIFT!r} watches clients at work, which only the simulator can: "
+            "leave it out"
+        )
+    if faults.policy == "skip" and not algorithm.partial and not run.allow_partial:
+        raise ConfigError(
+            f"{name} is defined for rounds in which all sites take part, so none can be skipped: "
+            'use policy "wait" or "fail", or set allow_partial = true in [run] to try it all the '
+            "same"
+        )
+    if faults.least_replies > (run.cohort or len(names)):
+        raise ConfigError(
+            f"least_replies is {faults.least_replies}, but {run.cohort or len(names)} sites take "
+            "part in a round: lower it"
+        )
+
+
+@contextmanager
+def alone(folder: Path, seconds: float = 60.0) -> Iterator[None]:
+    """Two servers of one run would undo each other's work; one that has lost its engine ends
+    before long."""
+    import fcntl  # not on every system; simulations do without
+
+    deadline = time.monotonic() + seconds
+    with open(folder / "lock", "w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"another process is at work on the run in {folder}: stop it first"
+                    ) from None
+                time.sleep(0.2)
+        yield
+
+
+def _set_up(experiment: Experiment, sites: Sites, place: RunFolder) -> tuple[Setup, Cost]:
+    """From the folder, if the run was begun before: then no site is asked."""
+    file = place.path / SETUP
+    if file.exists():
+        answers, about = read(file)
+        setup = Setup(about["setup"], answers)
+        known = (setup.about["experiment"], setup.about["names"])
+        if known != (sent_experiment(experiment), list(sites.names)):
+            raise ConfigError(
+                f"the run in {place.path} is of another experiment or of other sites: give another "
+                "name"
+            )
+        return setup, Cost(*about["cost"])
+    write_bytes(place.path / "config.toml", write_toml(experiment.to_table()).encode())
+    setup, cost = set_up(experiment, sites)
+    place.write_json(PREPARATION, {k: v for k, v in setup.about.items() if k != "experiment"})
+    write(file, setup.answers, {"setup": setup.about, "cost": list(cost)})
+    return setup, cost
+
+
+def _trainer(
+    experiment: Experiment, setup: Setup, sites: Sites, place: RunFolder, cost: Cost
+) -> tuple[SiteTrainer, State]:
+    run, problem = experiment.run, prepared(experiment, setup)
+    clients = absent_clients(experiment, setup.about)
+    algorithm = experiment.make("method").for_clients(len(clients)).for_problem(problem)
+    cohort = len(clients) if run.cohort is None else run.cohort
+    every = (run.evaluate_every, run.checkpoint_every, run.stop_early, run.target)
+    check_numbers(run.rounds, *every, cohort, clients)
+    check_match(problem, algorithm, cohort < len(clients) and not run.allow_partial)
+    point = start_point(problem, None, getattr(torch, run.dtype))
+    weights = clients.weight_vector(clients.weights or problem.client_weights)
+    sampler = Counted(clients)
+    common = (problem, algorithm, clients, weights, sampler, None, run.seed, cohort, Crew())
+    federation = SiteFederation(*common, sites=sites)
+    shadow = Shadow.of(federation, setup.about["columns"])
+    plan = _plan(experiment)
+    trainer = SiteTrainer(federation, plan, place, identity(federation, point), shadow)
+    return trainer, State(0, 0, algorithm.init_server(problem, point), cost)
+
+
+def _plan(experiment: Experiment, *callbacks: Any) -> Plan:
+    run = experiment.run
+    # A checkpoint after every round: nothing is lost but the unfinished one.
+    looks = (run.evaluate_every, 1, run.stop_early, run.target, run.measures, None)
+    return Plan(run.rounds, *looks, *callbacks)
+
+
+def _begin(sites: Sites, setup: Setup, first: bool) -> None:
+    """Every site gets the set-up; later, one that is away has had it before."""
+    try:
+        sites.exchange(sites.roster.present, setup.message, lambda _, reply: None, needed=first)
+    except LeftOutError as gone:
+        sites.leave_out(gone.reasons)

@@ -1,0 +1,209 @@
+"""How a run begins: the sites agree on columns and scales, the problem learns what only they can
+tell, and every site gets the whole of it. A site that is started again reads it from its disk."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedminimax import __version__
+from fedminimax.config import ConfigError, Experiment, Table, write_toml
+from fedminimax.data.clients import Clients
+from fedminimax.data.prepare import scaled
+from fedminimax.data.statistics import fit_sums
+from fedminimax.deploy.rows import agree
+from fedminimax.engine.call import Sites, differs
+from fedminimax.engine.sites import SiteAsk, zero_rows
+from fedminimax.engine.wire import Message, plain
+from fedminimax.experiment import batches, make_problem
+from fedminimax.types import Cost, Problem
+
+
+class Setup(NamedTuple):
+    """All that server and sites share about a run: JSON, and the vectors that sites have told."""
+
+    about: Table
+    answers: dict[str, Tensor]
+
+    @property
+    def message(self) -> Message:
+        return Message({"kind": "begin", "setup": self.about}, self.answers)
+
+
+def received_experiment(table: Table, data: Table) -> Experiment:
+    """The experiment that a message describes, on the reader's own data. Names that are not known
+    here are refused, so nothing is imported or run because a message says so."""
+    if "data" in table:
+        raise ConfigError(
+            "the experiment of a run between sites names no data: each site has its own"
+        )
+    return Experiment.from_table({**table, "data": data})
+
+
+def sent_experiment(experiment: Experiment) -> Table:
+    """What a site is told of an experiment: all but the data."""
+    table = {name: part for name, part in experiment.to_table().items() if name != "data"}
+    return tomllib.loads(write_toml(table))
+
+
+def problem_of(experiment: Experiment, setup: Table) -> Problem:
+    """The problem as it is before it has learnt anything of the rows."""
+    problem = make_problem(experiment, setup["supplied"])
+    if hasattr(problem, "least_per_bin"):
+        problem.least_per_bin = setup["least_per_bin"]  # type: ignore[attr-defined]
+    return problem
+
+
+class Recorded:
+    """Questions before round 0, with a record of the answers."""
+
+    def __init__(self, ask: SiteAsk):
+        self.sees_rows, self.names, self.weights = ask.sees_rows, ask.names, ask.weights
+        self.sampled_positive_share = ask.sampled_positive_share
+        self._ask = ask
+        self.record: list[Table] = []
+        self.answers: dict[str, Tensor] = {}
+
+    def _noted(self, how: str, question: str, replies: list[tuple[Tensor, ...]]) -> None:
+        place = len(self.record)
+        self.record.append({"how": how, "question": question, "sizes": [len(r) for r in replies]})
+        for i, reply in enumerate(replies):
+            self.answers |= {f"{place}.{i}.{j}": vector for j, vector in enumerate(reply)}
+
+    def each(self, question: str, *vectors: Tensor) -> list[tuple[Tensor, ...]]:
+        found = self._ask.each(question, *vectors)
+        self._noted("each", question, found)
+        return found
+
+    def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
+        found = self._ask.mean(question, *vectors)
+        self._noted("mean", question, [found])
+        return found
+
+    def sum(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
+        found = self._ask.sum(question, *vectors)
+        self._noted("sum", question, [found])
+        return found
+
+
+class Replayed:
+    """The same questions, answered from the record."""
+
+    sees_rows = False
+
+    def __init__(self, setup: Setup, weights: Tensor, positive_share: float | None):
+        self.names, self.weights = tuple(setup.about["names"]), weights
+        self.sampled_positive_share = positive_share
+        self._setup, self._next = setup, 0
+
+    def _answer(self, how: str, question: str) -> list[tuple[Tensor, ...]]:
+        place, record = self._next, self._setup.about["record"]
+        if place >= len(record) or (how, question) != (
+            record[place]["how"],
+            record[place]["question"],
+        ):
+            raise ConfigError(f"the set-up of the run has no answer to the question {question!r}")
+        self._next += 1
+        return [
+            tuple(self._setup.answers[f"{place}.{i}.{j}"] for j in range(count))
+            for i, count in enumerate(record[place]["sizes"])
+        ]
+
+    def each(self, question: str, *vectors: Tensor) -> list[tuple[Tensor, ...]]:
+        return self._answer("each", question)
+
+    def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
+        return self._answer("mean", question)[0]
+
+    def sum(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
+        return self._answer("sum", question)[0]
+
+
+def absent_clients(experiment: Experiment, setup: Table) -> Clients:
+    """The clients of a run, as one knows them who has none of their rows."""
+    # Two rows of different labels, so that any way of drawing batches takes them.
+    some = (torch.zeros(2, 1), torch.tensor([0.0, 1.0]))
+    made = Clients([some], **batches(experiment)).elsewhere(setup["names"], setup["sizes"])
+    return made.to(getattr(torch, experiment.run.dtype))
+
+
+def prepared(experiment: Experiment, setup: Setup) -> Problem:
+    """The problem with what the sites told before round 0: the same at the server and each site."""
+    clients, problem = absent_clients(experiment, setup.about), problem_of(experiment, setup.about)
+    weights = clients.weight_vector(clients.weights or problem.client_weights)
+    return problem.prepare(Replayed(setup, weights, clients.sampled_positive_share))
+
+
+def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
+    """Asks the sites for all that a run needs to know before round 0, and what that cost."""
+
+    def told(kind: str, check: Callable[[str, Message], str | None], **vectors: Tensor) -> dict:
+        message = Message({"kind": kind, "setup": about}, vectors)
+        return sites.exchange(sites.names, message, check, needed=True)
+
+    about: Table = {
+        "version": __version__,
+        "experiment": sent_experiment(experiment),
+        "names": list(sites.names),
+    }
+    outlines = told("look", _of_this_version)
+    agreed = agree({name: outlines[name].about["outline"] for name in sites.names})
+    least = [outlines[name].about["least_per_bin"] for name in sites.names]
+    about["supplied"] = {**agreed.supplied, "sites": len(sites.names)}
+    asked = experiment.problem.options.get("least_per_bin", 0)
+    about["least_per_bin"] = max([asked, *least])
+    if agreed.schema is not None:
+        about["schema"] = plain(agreed.schema.to_json())
+        columns = agreed.schema.features
+        form = {"moments": torch.zeros(3, len(columns), dtype=torch.float64)}
+
+        def summed(centre: np.ndarray | None) -> np.ndarray:
+            vectors = {} if centre is None else {"centre": torch.from_numpy(centre)}
+            replies = told("moments", lambda _, reply: differs(reply.vectors, form), **vectors)
+            return np.sum([replies[name].vectors["moments"].numpy() for name in sites.names], 0)
+
+        standardiser = scaled(fit_sums(columns, summed), experiment.split)
+        about["standardiser"] = standardiser.to_json()
+    sizes = told("sizes", _with("sizes", "columns"))
+    about["columns"] = sizes[sites.names[0]].about["columns"]
+    for name in sites.names:
+        if sizes[name].about["columns"] != about["columns"]:
+            raise ConfigError(
+                f"site {name!r} has columns {sizes[name].about['columns']}, site "
+                f"{sites.names[0]!r} has {about['columns']}: all must have the same"
+            )
+    splits = sizes[sites.names[0]].about["sizes"]
+    about["sizes"] = {s: [sizes[n].about["sizes"][s] for n in sites.names] for s in splits}
+    problem, clients = problem_of(experiment, about), absent_clients(experiment, about)
+    weights = clients.weight_vector(clients.weights or problem.client_weights)
+    batch = zero_rows(about["columns"], None).train.batch(0)
+
+    def form_of_answer(question: str, vectors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return problem.answer(question, vectors, batch)
+
+    ask = SiteAsk(sites, form_of_answer, clients, "train", weights, {"setup": about})
+    recorded = Recorded(ask)
+    problem.prepare(recorded)
+    about["record"] = plain(recorded.record)
+    return Setup(about, recorded.answers), ask.cost
+
+
+def _with(*wanted: str) -> Callable[[str, Message], str | None]:
+    def check(name: str, reply: Message) -> str | None:
+        lack = [what for what in wanted if what not in reply.about]
+        return f"it does not tell its {', '.join(lack)}" if lack else None
+
+    return check
+
+
+def _of_this_version(name: str, reply: Message) -> str | None:
+    theirs: Any = reply.about.get("version")
+    if theirs == __version__:
+        return _with("outline", "least_per_bin")(name, reply)
+    return f"it has fedminimax {theirs}, the server {__version__}: install the same"

@@ -1,0 +1,206 @@
+"""A site answers: bytes come in, bytes go out, and what it will not do it refuses in a sentence."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedminimax import __version__
+from fedminimax.config import ConfigError, Experiment, Table
+from fedminimax.data.clients import Clients
+from fedminimax.data.statistics import local_moments
+from fedminimax.deploy.rows import Rows, holding, scaled_rows, split_rows
+from fedminimax.deploy.setup import Setup, prepared, problem_of, received_experiment
+from fedminimax.deploy.site_file import SiteFile, register
+from fedminimax.engine.checkpoint import CheckpointError, read, write_bytes
+from fedminimax.engine.round import Federation
+from fedminimax.engine.site import SiteError, Worker
+from fedminimax.engine.wire import Message
+from fedminimax.experiment import SPLITS, batches
+from fedminimax.problems._levels import check_levels
+from fedminimax.problems._network_problem import NetworkProblem
+from fedminimax.types import Problem
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+SETUP = "setup.safetensors"
+
+
+class Site:
+    """One site, for as many runs as it is asked to take part in."""
+
+    def __init__(self, file: SiteFile, log: Callable[[str], None] | None = None):
+        register(file.allow)
+        self.file = file
+        self.log = log or (lambda text: print(text, file=sys.stderr, flush=True))
+        self._held = holding(file.name, file.folder, file.data)
+        self._workers: dict[str, Worker] = {}
+        self._rows: dict[str, Rows] = {}
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def open(folder: Path) -> Site:
+        return Site(SiteFile.read(folder))
+
+    def handle(self, content: bytes) -> bytes:
+        """The reply to a message, whatever it is: nothing is raised."""
+        run: Any = None
+        try:
+            message = Message.from_bytes(content)
+            run = message.about.get("run")
+            return self._reply(message).to_bytes()
+        except (SiteError, ConfigError, CheckpointError) as error:
+            reason = str(error)
+            self.log(f"refused: {reason}")
+        except Exception as error:
+            # The sentence may quote rows; it stays here.
+            self.log(traceback.format_exc())
+            reason = (
+                f"{type(error).__name__}, of which the log of site {self.file.name!r} says more"
+            )
+        about = {"kind": "refusal", "run": run, "site": self.file.name, "reason": reason}
+        return Message(about, {}).to_bytes()
+
+    def _reply(self, message: Message) -> Message:
+        about = message.about
+        kind, run = about.get("kind"), about.get("run")
+        if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
+            raise SiteError(f"{run!r} is not the name of a run")
+        told = {"kind": kind, "run": run, "site": self.file.name}
+        if kind == "ping":
+            return Message(told, {})
+        if kind == "phase":
+            self._check_round(about["round"])
+            return self._worker(run).phase(message)
+        if kind == "ask" and "setup" not in about:
+            return self._worker(run).answer(message)
+        experiment = self._experiment(about["setup"])
+        if kind == "look":
+            limits = {"version": __version__, "least_per_bin": self.file.limits.least_per_bin}
+            return Message({**told, **limits, "outline": self._held.outline()}, {})
+        found = self._split(about["setup"], experiment)
+        if kind == "moments":
+            centre = message.vectors["centre"].numpy() if message.vectors else None
+            own = local_moments(found.splits["train"].features, centre)
+            return Message(told, {"moments": torch.from_numpy(own)})
+        self._check_least(about["setup"])
+        problem = problem_of(experiment, about["setup"])
+        clients = self._clients(about["setup"], experiment, found, problem)
+        if kind == "sizes":
+            number = self._number(about["setup"])
+            sizes = {split: int(s.sizes[number]) for split, s in clients.splits.items()}
+            columns = [
+                (list(c.shape[1:]), str(c.dtype).removeprefix("torch."))
+                for c in clients.train.columns
+            ]
+            return Message({**told, "sizes": sizes, "columns": columns}, {})
+        if kind == "ask":
+            return self._made(run, about["setup"], experiment, problem, clients).answer(message)
+        if kind == "begin":
+            self._begin(run, Message({"setup": about["setup"]}, message.vectors))
+            return Message(told, {})
+        raise SiteError(f"{kind!r} is no call that site {self.file.name!r} knows")
+
+    def _experiment(self, setup: Table) -> Experiment:
+        data = self.file.data
+        known = {**data, "name": data.get("name", "folder")}
+        experiment = received_experiment(setup["experiment"], known)
+        self._check_round(experiment.run.rounds - 1)
+        return experiment
+
+    def _check_round(self, round: int) -> None:
+        if round >= self.file.limits.rounds:
+            raise SiteError(
+                f"site {self.file.name!r} takes part in at most {self.file.limits.rounds} rounds "
+                f"of a run, so not in round {round} (rounds in [limits] of its site file)"
+            )
+
+    def _check_least(self, setup: Table) -> None:
+        if setup["least_per_bin"] < self.file.limits.least_per_bin:
+            raise SiteError(
+                f"site {self.file.name!r} counts at least {self.file.limits.least_per_bin} rows "
+                f"per bin of a histogram, and not {setup['least_per_bin']}"
+            )
+
+    def _number(self, setup: Table) -> int:
+        if self.file.name not in setup["names"]:
+            raise SiteError(
+                f"site {self.file.name!r} is not among those of the run: {setup['names']}"
+            )
+        return setup["names"].index(self.file.name)
+
+    def _split(self, setup: Table, experiment: Experiment) -> Rows:
+        """The rows by use; the next message is about the same."""
+        shared = {name: setup.get(name) for name in ("experiment", "names", "schema")}
+        key = Message(shared, {}).digest()
+        if key not in self._rows:
+            number = self._number(setup)
+            self._rows = {key: split_rows(self._held, experiment, setup, number)}
+        return self._rows[key]
+
+    def _clients(
+        self, setup: Table, experiment: Experiment, found: Rows, problem: Problem
+    ) -> Clients:
+        number, parts = self._number(setup), scaled_rows(found, setup)
+        for split, own in parts.items():
+            if isinstance(problem, NetworkProblem):
+                # What a problem adds to rows may depend on the number of their client.
+                nobody = [tuple(column[:0] for column in own)] * number
+                parts[split] = problem.rows_from([*nobody, own], SPLITS.index(split))[number]
+        splits = {split: [own] for split, own in parts.items()}
+        alone = Clients(**splits, names=[self.file.name], **batches(experiment))
+        return alone.to(getattr(torch, experiment.run.dtype)).among(setup["names"], number)
+
+    def _made(
+        self, run: str, setup: Table, experiment: Experiment, problem: Problem, clients: Clients
+    ) -> Worker:
+        algorithm, number = experiment.make("method"), self._number(setup)
+        alike = torch.ones(len(clients), dtype=torch.float64)
+        federation = Federation.of(
+            problem, algorithm, clients, alike, experiment.run.seed, len(clients)
+        )
+        return Worker(run, self.file.name, number, federation, self._folder(run))
+
+    def _folder(self, run: str) -> Path:
+        return self.file.folder / "runs" / run
+
+    def _begin(self, run: str, message: Message) -> None:
+        file, content = self._folder(run) / SETUP, message.to_bytes()
+        if file.exists() and file.read_bytes() != content:
+            raise SiteError(
+                f"site {self.file.name!r} has taken part in another run called {run!r}: give this "
+                "one another name"
+            )
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(file, content)
+        self._worker(run)
+
+    def _worker(self, run: str) -> Worker:
+        """What this site is in a run; from its disk, if it was started again since."""
+        with self._lock:
+            if run not in self._workers:
+                file = self._folder(run) / SETUP
+                if not file.exists():
+                    raise SiteError(f"site {self.file.name!r} has not begun the run {run!r}")
+                answers, about = read(file)
+                setup = Setup(about["setup"], answers)
+                experiment = self._experiment(setup.about)
+                self._check_least(setup.about)
+                found = self._split(setup.about, experiment)
+                problem = prepared(experiment, setup)
+                clients = self._clients(setup.about, experiment, found, problem)
+                batch = clients.train.batch(self._number(setup.about))
+                dtype = getattr(torch, experiment.run.dtype)
+                start = problem.start()
+                check_levels(problem, type(start)(*(v.to(dtype) for v in start)), batch)
+                # One run at a time: another's rows need not stay in memory.
+                made = self._made(run, setup.about, experiment, problem, clients)
+                self._workers = {run: made}
+            return self._workers[run]

@@ -1,0 +1,88 @@
+"""The file of a site: its name, its own data, its limits, and what it allows beside what is built
+in. It stays at the site; the server names none of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedminimax.config import CHOICES, ConfigError, Table, options_for, read_toml, suggest
+
+FILE = "site.toml"
+EXAMPLE = """\
+# This file stays here: the server never sees it, and names no path on this machine.
+name = "{name}"
+
+[data]                     # this site's rows: a CSV, csv.gz or npz file, with the options of the
+path = "{name}.csv"        # data set `folder` (fedminimax list folder); or a built-in data set by
+label = "disease"          # its name, of which the part with this site's name is used
+
+[limits]
+least_per_bin = 5          # the fewest rows that this site counts in a bin of a score histogram
+rounds = 10000             # the most rounds of a run
+
+[allow]                    # what an experiment may name here beside what is built in, such as
+# model.our_net = "our_package.networks:OurNet"
+"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    least_per_bin: int = 5
+    rounds: int = 10_000
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    name: str
+    folder: Path
+    data: Table
+    limits: Limits = field(default_factory=Limits)
+    allow: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @staticmethod
+    def read(folder: Path) -> SiteFile:
+        file = folder / FILE
+        table = read_toml(file)
+        known = ("name", "data", "limits", "allow")
+        for key in table:
+            if key not in known:
+                raise ConfigError(f"{file} has no key {key!r}; {suggest(key, known)}")
+        name = table.get("name")
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f'{file} has no name; add name = "..." with the name of this site')
+        if not isinstance(table.get("data"), dict):
+            raise ConfigError(f"{file} has no section [data]; say there where this site's rows are")
+        limits = Limits(**options_for(Limits, table.get("limits", {}), "[limits]"))
+        return SiteFile(name, folder, table["data"], limits, _allowed(file, table.get("allow", {})))
+
+
+def _allowed(file: Path, table: Any) -> dict[str, dict[str, str]]:
+    sections = [section for section in CHOICES if section != "data"]
+    for section, names in table.items():
+        if section not in sections or not isinstance(names, dict):
+            raise ConfigError(
+                f"{file}: [allow] {section} = {names!r}; write SECTION.NAME = "
+                f'"package.module:Class", with one of the sections {", ".join(sections)}'
+            )
+    return table
+
+
+def register(allow: Mapping[str, Mapping[str, str]]) -> None:
+    """Makes what a file of this machine allows known by its name; what is built in stays."""
+    for section, names in allow.items():
+        for name, place in names.items():
+            module, colon, attribute = place.partition(":")
+            if not colon:
+                raise ConfigError(
+                    f'[allow] {section}.{name} is {place!r}; write "package.module:Class"'
+                )
+            try:
+                kind = getattr(importlib.import_module(module), attribute)
+            except (ImportError, AttributeError) as error:
+                raise ConfigError(f"[allow] {section}.{name}: {error}") from error
+            if CHOICES[section].setdefault(name, kind) is not kind:
+                raise ConfigError(f"[allow] {section}.{name} is built in; choose another name")

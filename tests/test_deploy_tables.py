@@ -1,0 +1,160 @@
+"""Sites with tables of their own: they agree on columns, codes and labels as one folder would."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deployment import assert_same
+
+from fedminimax.cli import main
+from fedminimax.config import ConfigError, Experiment
+from fedminimax.deploy.rows import agree
+from fedminimax.deploy.server import run_sites
+from fedminimax.deploy.site import Site
+from fedminimax.deploy.site_file import SiteFile
+from fedminimax.engine.in_process import InProcess
+from fedminimax.experiment import load, preparation, run_experiment
+
+NAMES = ("hull", "leeds", "york")
+SITE = """\
+name = "{name}"
+[data]
+path = "rows.csv"
+label = "disease"
+positive = "yes"
+drop = ["patient"]
+[limits]
+least_per_bin = 1
+"""
+
+
+def table(number):
+    """A code that one site alone has, a column that one site has not filled, and a site without
+    sick patients."""
+    random = np.random.default_rng(number)
+    lines = ["patient,age,ward,marker,disease"]
+    for i in range(24):
+        sick = i % 3 == 0 and number != 2
+        ward = "icu" if number == 1 and i % 4 == 0 else random.choice(["a", "b"])
+        marker = "" if number == 0 else f"{random.normal() + sick:.3f}"
+        lines.append(
+            f"{i},{60 + 9 * random.normal():.1f},{ward},{marker},{'yes' if sick else 'no'}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def sites(tmp_path):
+    (tmp_path / "pooled").mkdir()
+    for number, name in enumerate(NAMES):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.csv").write_text(table(number))
+        (tmp_path / name / "site.toml").write_text(SITE.format(name=name))
+        shutil.copy(tmp_path / name / "rows.csv", tmp_path / "pooled" / f"{name}.csv")
+    return tmp_path
+
+
+def experiment(path):
+    folder = {"name": "folder", "path": str(path), "label": "disease", "positive": "yes"}
+    return Experiment.from_table(
+        {
+            "data": {**folder, "drop": ["patient"]},
+            "model": {"name": "linear"},
+            "problem": {"name": "auc"},
+            "method": {"name": "codasca", "local_steps": 2},
+            "run": {"rounds": 3, "batch_size": 4, "dtype": "float64", "executor": "debug"},
+        }
+    )
+
+
+def test_tables_at_sites_give_what_one_folder_gives(sites):
+    which = experiment(sites / "pooled")
+    handlers = {name: Site.open(sites / name).handle for name in NAMES}
+    run = run_sites(which, InProcess(handlers), NAMES, sites / "run", log=lambda text: None)
+    alike = run_experiment(which, sites / "simulated")
+    assert_same(run.point, alike.point)
+    mine, theirs = (preparation(sites / folder) for folder in ("run", "simulated"))
+    assert mine[0] == theirs[0]
+    assert "ward=icu" in mine[0].features
+    np.testing.assert_allclose(mine[1].mean, theirs[1].mean, rtol=1e-12)
+    assert load(sites / "run").history[-1]["test"]["sites"]["york"] is None
+
+
+def test_new_rows_are_scored_by_a_run_of_sites(sites, capsys):
+    which = experiment(sites / "pooled")
+    handlers = {name: Site.open(sites / name).handle for name in NAMES}
+    run_sites(which, InProcess(handlers), NAMES, sites / "run", log=lambda text: None)
+    assert main(["predict", str(sites / "run"), str(sites / "hull" / "rows.csv")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 25
+
+
+def outline(columns, **changes):
+    options = {"label": "disease", "positive": "", "classes": "two", "missing": [""]}
+    listed = [{"name": n, "kind": kind, "codes": codes} for n, kind, codes in columns]
+    found = {"columns": listed, "empty": [], "labels": ["0", "1"], "options": options}
+    return found | changes
+
+
+AGE, WARD = ("age", "number", []), ("ward", "text", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (outline([AGE]), "column 'ward' is at hull and not at leeds"),
+        (outline([WARD, AGE]), "the order: hull has 'age' where leeds has 'ward'"),
+        (outline([AGE, ("ward", "number", [])]), "is a number at leeds and text at hull"),
+        (outline([AGE, WARD], labels=["maybe"]), "has the values '0', '1', 'maybe'"),
+        ({"facts": {"dimension": 3}}, "hold data of different kinds"),
+    ],
+)
+def test_tables_that_do_not_fit_together_are_refused(other, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        agree({"hull": outline([AGE, WARD]), "leeds": other})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[data]\nname = 'heart'", "has no name"),
+        ("name = 'va'", r"no section \[data\]"),
+        ("name = 'va'\nlimit = 3\n[data]\nname = 'heart'", "no key 'limit'; did you mean 'limits'"),
+        ("name = 'va'\n[data]\nname = 'heart'\n[limits]\nround = 3", "no key 'round'"),
+        ("name = 'va'\n[data]\nname = 'heart'\n[allow]\nmodel = 'x'", "write SECTION.NAME"),
+    ],
+)
+def test_a_site_file_that_cannot_be_used_says_why(text, sentence, tmp_path):
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        SiteFile.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["init", "join", "approve", "server", "site", "run", "status", "stop", "measure"],
+)
+def test_each_command_has_an_example(action, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["deploy", action, "--help"])
+    assert ended.value.code == 0
+    assert f"example:\n  fedminimax deploy {action} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("init", "c", "--sites", "a,a"), "each its own name"),
+        (("init", "c", "--sites", "a/b"), "use letters, digits"),
+        (("status", "nowhere"), "make the consortium first"),
+        (("site", "nowhere"), "there is no file"),
+        (("join", "va"), "give --invitation to make a request"),
+    ],
+)
+def test_commands_that_cannot_be_carried_out_say_why(
+    arguments, sentence, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["deploy", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not Path("c").exists()

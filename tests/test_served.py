@@ -1,0 +1,98 @@
+"""A run's folder, between the one who asks for the run and the process that serves it."""
+
+import pytest
+from deployment import EXPERIMENTS, SITES, assert_same, in_process, simulated
+
+from fedminimax.cli import main
+from fedminimax.config import ConfigError
+from fedminimax.deploy.consortium import FOLDER, Consortium
+from fedminimax.deploy.served import Served, serve
+from fedminimax.engine.call import Faults
+from fedminimax.engine.in_process import InProcess
+from fedminimax.experiment import load
+
+WHICH = EXPERIMENTS["controls"]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A consortium, and a run that was asked for."""
+    folder = tmp_path / "consortium"
+    folder.mkdir()
+    Consortium("consortium", SITES, "localhost", 8702, True).write(folder / FOLDER)
+    served = Served(folder, "controls")
+    served.ask_for(WHICH, Faults(pause=0.0, patience=0.0))
+    return served
+
+
+def status(served, capsys):
+    assert main(["deploy", "status", str(served.consortium)]) == 0
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_run_that_is_asked_for_is_served_to_its_end(asked, tmp_path, capsys):
+    assert status(asked, capsys).startswith("controls: round 0/5, silent")
+    serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    ended = asked.ended()
+    assert (ended["outcome"], ended["rounds"], ended["good"]) == ("finished", 5, True)
+    assert_same(load(asked.path).point, simulated(WHICH))
+    assert status(asked, capsys) == "controls: round 5/5, finished"
+
+
+def test_a_run_that_is_stopped_goes_on_when_it_is_asked_for_again(asked, tmp_path, capsys):
+    transport = in_process(WHICH, tmp_path)
+    assert main(["deploy", "stop", str(asked.consortium), "controls"]) == 2
+    assert "no run called 'controls' has begun" in capsys.readouterr().err
+    asked.stop()
+    serve(asked.consortium, "controls", transport)
+    assert asked.ended()["outcome"] == "stopped: interrupted after round 1"
+    assert not asked.ended()["again"]
+    asked.ask_for(WHICH, Faults())
+    serve(asked.consortium, "controls", transport)
+    assert asked.session() == 2
+    assert_same(load(asked.path).point, simulated(WHICH))
+
+
+class Lost(InProcess):
+    """An engine that does not take a site back."""
+
+    rejoins = False
+
+    def call(self, sites, message, timeout):
+        replies, _ = super().call([name for name in sites if name != "va"], message, timeout)
+        return replies, {"va": "no reply within 60 s"}
+
+
+def test_a_site_that_the_engine_cannot_take_back_has_the_run_started_again(asked, tmp_path):
+    serve(asked.consortium, "controls", Lost(in_process(WHICH, tmp_path).handlers))
+    assert asked.ended()["again"]
+    assert "site 'va' in round 0: no reply within 60 s" in asked.ended()["outcome"]
+    assert "the run is started again" in (asked.path / "sites.log").read_text()
+    serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    assert_same(load(asked.path).point, simulated(WHICH))
+
+
+def test_another_experiment_is_not_taken_for_the_same_run(asked, tmp_path):
+    serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    asked.ask_for(EXPERIMENTS["ada_fgda"], Faults())
+    serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    assert "is of another experiment or of other sites" in asked.ended()["outcome"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"policy": "hope"}, 'give "wait", "skip" or "fail"'),
+        ({"timeout": 0.0}, "give seconds, above 0"),
+        ({"least_replies": 0}, "give at least 1"),
+        ({"norm_factor": 0.5}, "give a number above 1"),
+    ],
+)
+def test_faults_that_mean_nothing_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Faults(**options)
+
+
+def test_more_replies_than_sites_are_refused_before_the_run(asked):
+    with pytest.raises(ConfigError, match="least_replies is 5, but 4 sites take part"):
+        asked.ask_for(WHICH, Faults(least_replies=5))

@@ -1,0 +1,522 @@
+"""Runs between sites: they compute what the simulator does, whatever happens on the way."""
+
+import itertools
+import json
+from functools import cache
+
+import pytest
+import torch
+from deployment import (
+    EXPERIMENTS,
+    HEART,
+    SITES,
+    assert_same,
+    data_of,
+    deployed,
+    in_process,
+    simulated,
+    simulated_without,
+    site_file,
+)
+from rows import federation_of
+from table import ROWS
+
+from fedminimax.config import ConfigError
+from fedminimax.data.clients import Clients
+from fedminimax.deploy.server import run_sites
+from fedminimax.deploy.site import Site
+from fedminimax.deploy.site_file import SiteFile
+from fedminimax.engine import checkpoint
+from fedminimax.engine.call import Faults, Sites
+from fedminimax.engine.debug import Debug
+from fedminimax.engine.in_process import InProcess
+from fedminimax.engine.round import Federation, play_round
+from fedminimax.engine.site import Worker
+from fedminimax.engine.sites import Counted, Remote, Shadow, SiteFederation
+from fedminimax.engine.store import Store
+from fedminimax.engine.trees import flat
+from fedminimax.engine.wire import Message
+from fedminimax.experiment import load, run_experiment
+
+reference = cache(lambda name: simulated(EXPERIMENTS[name]))
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing is caught or cleaned up."""
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_sites_compute_what_the_simulator_does(name, tmp_path):
+    run = deployed(EXPERIMENTS[name], in_process(EXPERIMENTS[name], tmp_path), tmp_path)
+    assert run.outcome == "finished"
+    assert_same(run.point, reference(name))
+    expected = run_experiment(EXPERIMENTS[name]).history[-1]
+    spent = ("gradients", "rows", "bytes_up", "bytes_down", "exchanges")
+    assert [run.history[-1][n] for n in spent] == [expected[n] for n in spent]
+
+
+def test_measures_are_those_of_the_simulator_without_what_only_it_sees(tmp_path):
+    which = EXPERIMENTS["codasca"]
+    run = deployed(which, in_process(which, tmp_path), tmp_path)
+    expected = run_experiment(which).history[-1]["test"]
+    found = run.history[-1]["test"]
+    assert set(expected) - set(found) == {"auc_weighted", "auprc", "auc_interval"}
+    assert found["sites"] == expected["sites"]
+    assert found["auc_federated"] == pytest.approx(expected["auc_federated"], abs=1e-12)
+    again = load(tmp_path / "run")
+    assert torch.equal(again.point.x, run.point.x)
+    assert again.module()(torch.zeros(1, 22, dtype=torch.float64)).shape == (1, 1)
+
+
+class Unreliable(InProcess):
+    """Sites that fail as `trouble(number of the call, site, handler, message)` says."""
+
+    def __init__(self, handlers, trouble):
+        self.trouble, self.count = trouble, 0
+        super().__init__({name: self._wrapped(name, h) for name, h in handlers.items()})
+
+    def _wrapped(self, name, handler):
+        return lambda message: self.trouble(self.count, name, handler, message)
+
+    def call(self, sites, message, timeout):
+        self.count += 1
+        return super().call(sites, message, timeout)
+
+
+def phase_of(content):
+    """The round and phase of a call, if it is one of training."""
+    about = Message.from_bytes(content).about
+    return (about["round"], about["phase"]) if about["kind"] == "phase" else None
+
+
+# Calls between two deaths of the server: all of the set-up, and then every phase of a round.
+GAPS = {"controls": (1, 2, 3, 4, 5), "levelwise": (8, 9, 7, 8, 9, 10)}
+
+
+@pytest.mark.parametrize("name", GAPS)
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_a_server_killed_in_any_call_goes_on_to_the_same_end(name, when, tmp_path):
+    handlers, deaths = in_process(EXPERIMENTS[name], tmp_path).handlers, 0
+    for gap in itertools.cycle(GAPS[name]):
+
+        def die(count, site, handler, message, gap=gap):
+            # Nobody has computed; some have, the others have not; or all, and nobody hears of it.
+            if count == gap and when == "before":
+                raise Killed
+            reply = handler(message)
+            if count == gap and site == (SITES[1] if when == "between" else SITES[-1]):
+                raise Killed
+            return reply
+
+        try:
+            run = deployed(EXPERIMENTS[name], Unreliable(handlers, die), tmp_path)
+            break
+        except Killed:
+            deaths += 1
+    assert deaths >= 5
+    assert_same(run.point, reference(name))
+
+
+@pytest.mark.parametrize("name", ["controls", "levelwise", "sagda"])
+def test_a_site_killed_before_or_after_any_reply_goes_on_to_the_same_end(name, tmp_path):
+    which = EXPERIMENTS[name]
+    files = {n: site_file(n, tmp_path, data_of(which)) for n in SITES}
+    sites = {n: Site(files[n], log=lambda text: None) for n in SITES}
+
+    def die(count, site, _, message):
+        if site == SITES[count % 4]:  # at every call another one is started again, and asked again
+            if count % 3:
+                sites[site].handle(message)  # what it computed is on its disk; nobody hears of it
+            sites[site] = Site(files[site], log=lambda text: None)
+            raise ConnectionError("the link is broken")
+        return sites[site].handle(message)
+
+    flaky = Unreliable(in_process(which, tmp_path).handlers, die)
+    run = deployed(which, flaky, tmp_path, Faults("wait", pause=0.0))
+    assert_same(run.point, reference(name))
+
+
+def test_a_kill_while_a_file_is_written_leaves_the_one_before(tmp_path, monkeypatch):
+    which, real = EXPERIMENTS["controls"], checkpoint.os.replace
+    deaths, left = 0, 0
+
+    def replace(source, target):
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Killed
+        real(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "replace", replace)
+    for gap in itertools.cycle((3, 5, 8, 13, 15, 17, 18, 19, 20)):  # files written until then
+        left = gap
+        try:
+            # Server and sites, all at once.
+            run = deployed(which, in_process(which, tmp_path), tmp_path)
+            break
+        except Killed:
+            deaths += 1
+    assert deaths > 4
+    assert_same(run.point, reference("controls"))
+
+
+def test_a_late_call_is_not_carried_out(tmp_path):
+    which, held = EXPERIMENTS["controls"], []
+
+    def delay(count, site, handler, message):
+        if site == "va" and phase_of(message) == (1, 0) and not held:
+            held.append(message)
+            raise TimeoutError("no reply within 60 s")
+        if site == "va" and phase_of(message) == (3, 0) and len(held) == 1:
+            held.append(Message.from_bytes(handler(held[0])))
+        return handler(message)
+
+    late = Unreliable(in_process(which, tmp_path).handlers, delay)
+    run = deployed(which, late, tmp_path, Faults("wait", pause=0.0))
+    assert "which replaced it" in held[1].about["reason"]
+    assert_same(run.point, reference("controls"))
+
+
+def wrong(change):
+    """A reply with something changed."""
+
+    def changed(content):
+        reply = Message.from_bytes(content)
+        name = next(iter(reply.vectors))
+        return change(reply, name).to_bytes()
+
+    return changed
+
+
+def vector(function):
+    return wrong(lambda reply, name: reply._replace(vectors=_with(reply, name, function)))
+
+
+def _with(reply, name, function):
+    return {**reply.vectors, name: function(reply.vectors[name])}
+
+
+def about(**changes):
+    return wrong(lambda reply, _: reply._replace(about=reply.about | changes))
+
+
+WRONG = {
+    "nan": (vector(lambda v: v * float("nan")), "NaN or an infinity"),
+    "shape": (vector(lambda v: torch.cat([v, v])), "shape (6,), not torch.float64 of shape (3,)"),
+    "type": (vector(lambda v: v.float()), "is torch.float32 of shape (3,), not torch.float64"),
+    "names": (
+        wrong(lambda reply, name: reply._replace(vectors={"z": reply.vectors[name]})),
+        "it holds z, not",
+    ),
+    "round": (about(round=1), "it is of round 1, not 2"),
+    "run": (about(run="other"), "it is of run 'other', not 'run'"),
+    "site": (about(site="hungary"), "it is of site 'hungary', not 'va'"),
+    "large": (
+        wrong(lambda r, _: r._replace(vectors={n: 1000 * v for n, v in r.vectors.items()})),
+        "more than 100 times the median of the round before",
+    ),
+    "bytes": (lambda content: b"no message", "not a message of fedminimax"),
+}
+
+
+def spoiling(change, times, phase=(2, 0), site="va"):
+    """A site whose first replies in a phase are wrong."""
+    left = iter(range(times))
+
+    def spoil(count, name, handler, message):
+        reply = handler(message)
+        if name == site and phase_of(message) == phase and next(left, None) is not None:
+            return change(reply)
+        return reply
+
+    return spoil
+
+
+@cache
+def without_va(name):
+    return simulated_without(everyone(name), {2: "va"})
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_reply_that_stays_wrong_leaves_its_site_out_of_the_round(kind, tmp_path):
+    (change, sentence), told = WRONG[kind], []
+    unreliable = Unreliable(in_process(everyone("fess"), tmp_path).handlers, spoiling(change, 2))
+    faults = Faults("skip", norm_factor=100.0)
+    run = run_logged(everyone("fess"), unreliable, tmp_path, told, faults)
+    assert_same(run.point, without_va("fess"))
+    assert sum(sentence in line for line in told) == 2, told
+    assert all("'va'" in line for line in told if sentence in line)
+
+
+def test_a_reply_that_is_right_when_asked_for_once_more_is_taken(tmp_path):
+    (change, sentence), told = WRONG["nan"], []
+    which = EXPERIMENTS["controls"]
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, spoiling(change, 1))
+    run = run_logged(which, unreliable, tmp_path, told, Faults("fail"))
+    assert_same(run.point, reference("controls"))
+    assert [sentence in line for line in told] == [True]
+
+
+@cache
+def everyone(name):
+    """All four sites, so that the one left out is missed."""
+    table = EXPERIMENTS["sagda" if name == "sagda" else "fess_gda"].to_table()
+    table["run"]["cohort"] = None
+    return type(EXPERIMENTS["sagda"]).from_table(table)
+
+
+def run_logged(which, transport, home, told, faults):
+    return run_sites(which, transport, SITES, home / "run", faults, log=told.append)
+
+
+def test_a_second_phase_that_fails_takes_the_site_out_of_the_first_too(tmp_path):
+    which = everyone("sagda")
+    change, _ = WRONG["nan"]
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, spoiling(change, 2, (2, 1)))
+    run = deployed(which, unreliable, tmp_path, Faults("skip"))
+    assert_same(run.point, without_va("sagda"))
+
+
+@pytest.mark.parametrize("policy", ["wait", "fail"])
+def test_a_reply_that_stays_wrong_stops_other_policies_and_the_run_can_go_on(policy, tmp_path):
+    which = EXPERIMENTS["controls"]
+    change, sentence = WRONG["nan"]
+    handlers = in_process(which, tmp_path).handlers
+    run = deployed(which, Unreliable(handlers, spoiling(change, 2)), tmp_path, Faults(policy))
+    assert "site 'va' in round 2" in run.outcome
+    assert sentence in run.outcome
+    assert run.rounds == 2
+    assert not (tmp_path / "run" / "final.safetensors").exists()
+    assert_same(deployed(which, InProcess(handlers), tmp_path).point, reference("controls"))
+
+
+def test_a_site_that_is_lost_is_not_waited_for_every_round_and_comes_back(tmp_path):
+    which = everyone("fess")
+    table = which.to_table()
+    table["run"]["rounds"] = 12
+    which, tried = type(which).from_table(table), []
+
+    def lose(count, site, handler, message):
+        about = Message.from_bytes(message).about
+        if site == "va" and about["kind"] in ("phase", "ping"):
+            tried.append(about["kind"])
+            if len(tried) < 5:
+                raise TimeoutError("no reply within 60 s")
+        return handler(message)
+
+    told = []
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, lose)
+    run = run_logged(which, unreliable, tmp_path, told, Faults("skip"))
+    # One call in round 0, then short looks in rounds 1, 3 and 7; the next would be in round 15.
+    assert tried == ["phase", "ping", "ping", "ping"]
+    assert told == [
+        "site 'va' in round 0: no reply within 60 s. Round 0 goes on without it",
+    ]
+    assert_same(run.point, simulated_without(which, dict.fromkeys(range(12), "va")))
+
+
+def test_fewer_sites_than_wanted_stop_the_run(tmp_path):
+    def lose(count, site, handler, message):
+        if site != "va" and phase_of(message) == (2, 0):
+            raise TimeoutError("no reply within 60 s")
+        return handler(message)
+
+    which = everyone("fess")
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, lose)
+    run = deployed(which, unreliable, tmp_path, Faults("skip", least_replies=2))
+    assert "1 of the sites" in run.outcome
+    assert "least_replies is 2" in run.outcome
+    assert run.rounds == 2
+
+
+def test_a_site_lost_under_fail_stops_the_run_by_name(tmp_path):
+    def lose(count, site, handler, message):
+        if site == "hungary" and phase_of(message) == (1, 0):
+            raise TimeoutError("no reply within 60 s")
+        return handler(message)
+
+    which = EXPERIMENTS["controls"]
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, lose)
+    run = deployed(which, unreliable, tmp_path, Faults("fail"))
+    assert run.outcome.startswith("site 'hungary' in round 1: no reply within 60 s")
+
+
+def test_a_method_for_all_clients_is_refused_skip_before_anybody_is_asked(tmp_path):
+    with pytest.raises(ConfigError, match="Codasca is defined for rounds in which all sites"):
+        deployed(EXPERIMENTS["codasca"], InProcess({}), tmp_path, Faults("skip"))
+
+
+# What a site does not do
+
+
+def heart_site(home, **options):
+    return Site(site_file("va", home, HEART, **options), log=lambda text: None)
+
+
+def refusal(site, **about):
+    reply = Message.from_bytes(site.handle(Message({"run": "r", **about}, {}).to_bytes()))
+    assert reply.about["kind"] == "refusal"
+    return reply.about["reason"]
+
+
+def begun(home):
+    """A site that has the set-up of a run."""
+    which = EXPERIMENTS["codasca"]
+
+    def stop(count, site, handler, message):
+        if phase_of(message):
+            raise Killed
+        return handler(message)
+
+    with pytest.raises(Killed):
+        deployed(which, Unreliable(in_process(which, home).handlers, stop), home)
+    return heart_site(home)
+
+
+def test_scores_of_rows_do_not_leave_a_site(tmp_path):
+    site = begun(tmp_path)
+    told = refusal(site, run="run", kind="ask", question="scores", split="test")
+    assert "do not leave site 'va'" in told
+
+
+def test_a_site_does_not_begin_a_run_that_counts_fewer_rows_than_it_allows(tmp_path):
+    begun(tmp_path)
+    strict = Site(SiteFile("va", tmp_path / "va", HEART), log=lambda text: None)
+    told = refusal(strict, run="run", kind="ask", question="histogram", split="test")
+    assert "at least 5 rows per bin of a histogram, and not 1" in told
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "known"),
+    [
+        ("model", "os.system", "mlp"),
+        ("method", "subprocess:run", "codasca"),
+        ("problem", "x", "auc"),
+    ],
+)
+def test_a_received_configuration_names_only_what_is_known(section, name, known, tmp_path):
+    table = {"problem": {"name": "auc"}, "method": {"name": "codasca"}, "model": {"name": "mlp"}}
+    setup = {"experiment": table | {section: {"name": name}}, "names": list(SITES)}
+    told = refusal(heart_site(tmp_path), kind="look", setup=setup)
+    assert f"[{section}] name is {name!r}" in told
+    assert known in told
+
+
+def test_a_received_configuration_names_no_data(tmp_path):
+    table = {"problem": {"name": "auc"}, "method": {"name": "codasca"}, "data": HEART}
+    setup = {"experiment": table, "names": list(SITES)}
+    assert "names no data" in refusal(heart_site(tmp_path), kind="look", setup=setup)
+
+
+def test_what_the_site_file_allows_can_be_named_and_nothing_built_in_replaced(tmp_path):
+    site = heart_site(tmp_path, allow={"model": {"our_mlp": "fedminimax.models.tabular:MLP"}})
+    table = {
+        "problem": {"name": "auc"},
+        "method": {"name": "codasca"},
+        "model": {"name": "our_mlp"},
+    }
+    setup = {"experiment": table, "names": list(SITES)}
+    message = Message({"run": "r", "kind": "look", "setup": setup}, {})
+    assert Message.from_bytes(site.handle(message.to_bytes())).about["kind"] == "look"
+    with pytest.raises(ConfigError, match="is built in"):
+        heart_site(tmp_path, allow={"model": {"mlp": "fedminimax.models.tabular:Linear"}})
+
+
+@pytest.mark.parametrize("run", ["../other", "", None, ".hidden", "a/b"])
+def test_the_name_of_a_run_is_no_path(run, tmp_path):
+    assert "is not the name of a run" in refusal(heart_site(tmp_path), run=run, kind="ping")
+
+
+def test_a_state_is_named_by_its_key_and_by_no_path(tmp_path):
+    site = begun(tmp_path)
+    call = {"kind": "phase", "run": "run", "round": 0, "phase": 0, "call": [9, 9], "again": []}
+    call |= {"accepted": {"va": [0, 0, "../../other"]}, "complete": {}, "clock": {}, "form": None}
+    assert "is not the key of a state" in refusal(site, **call)
+
+
+def test_an_error_that_may_quote_rows_stays_at_the_site(tmp_path):
+    (tmp_path / "va").mkdir()
+    (tmp_path / "va" / "rows.csv").write_text("age,disease\n61,1\nMiller,0\n58,0\n")
+    logged = []
+    site = Site(
+        site_file("va", tmp_path, {"path": "rows.csv", "label": "disease"}), log=logged.append
+    )
+    table = {"problem": {"name": "auc"}, "method": {"name": "codasca"}, "model": {"name": "mlp"}}
+    told = refusal(site, kind="look", setup={"experiment": table, "names": list(SITES)})
+    assert "Miller" not in told
+    assert "DataError" in told
+    assert any("Miller" in text for text in logged)
+
+
+def test_a_site_that_lost_its_state_says_so(tmp_path):
+    which = EXPERIMENTS["controls"]
+
+    def wipe(count, site, handler, message):
+        if site == "va" and phase_of(message) == (2, 0):
+            for file in (tmp_path / "va" / "runs" / "run").glob("state-*"):
+                file.unlink()
+        return handler(message)
+
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, wipe)
+    run = deployed(which, unreliable, tmp_path)
+    assert "no longer has its state after round 1, phase 0" in run.outcome
+
+
+def test_a_site_keeps_its_last_two_states(tmp_path):
+    which = EXPERIMENTS["controls"]
+    deployed(which, in_process(which, tmp_path), tmp_path)
+    held = sorted(p.name[:13] for p in (tmp_path / "va" / "runs" / "run").glob("state-*"))
+    assert held == ["state-0000003", "state-0000004"]
+    session = json.loads((tmp_path / "run" / "session.json").read_text())
+    assert session == {"session": 1}
+
+
+# Every method of the common table, phase by phase
+
+
+def one_of_each():
+    """The first row of every method, but those that need rows at the server."""
+    found = {}
+    for row in ROWS:
+        if not row.algorithm.auxiliary:
+            found.setdefault(type(row.algorithm), row)
+    return [pytest.param(row, id=row.name) for row in found.values()]
+
+
+def at_sites(federation, home):
+    """The same federation, its clients' rows at sites."""
+    names = tuple(f"site-{k}" for k in range(len(federation.clients)))
+    handlers = {}
+    for number, name in enumerate(names):
+        rows = [federation.clients.train.rows(number)]
+        options = {n: getattr(federation.clients, n) for n in ("sampling", "positive_share")}
+        alone = Clients(rows, federation.clients.batch_size, **options).among(names, number)
+        ours = (federation.problem, federation.algorithm, alone, federation.weights)
+        like = Federation.of(*ours, federation.seed, federation.cohort)
+        worker = Worker("run", name, number, like, home / name)
+        handlers[name] = lambda content, worker=worker: worker.phase(
+            Message.from_bytes(content)
+        ).to_bytes()
+    sites = Sites(InProcess(handlers), names, "run", Faults(), log=lambda text: None)
+    sizes = {"train": federation.clients.train.sizes.tolist()}
+    clients = federation.clients.elsewhere(names, sizes)
+    fields = vars(federation) | {"clients": clients, "sampler": Counted(clients), "first": None}
+    fields.pop("everyone", None)
+    columns = [
+        (c.shape[1:], str(c.dtype).removeprefix("torch.")) for c in federation.clients.train.columns
+    ]
+    made = SiteFederation(**fields, sites=sites)
+    return made, Remote(sites, Shadow.of(made, columns))
+
+
+@pytest.mark.parametrize("row", one_of_each())
+def test_every_method_computes_at_sites_what_it_does_in_the_simulator(row, tmp_path):
+    federation, state, store = federation_of(row.problem(), row.algorithm, row.clients())
+    remote, executor = at_sites(federation, tmp_path)
+    mine, theirs = state, state
+    for _ in range(3):
+        mine = play_round(remote, mine, Store(()), executor)
+        theirs = play_round(federation, theirs, store, Debug())
+    for found, expected in zip(flat(mine.server), flat(theirs.server), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+    assert mine.cost[2:] == theirs.cost[2:]
