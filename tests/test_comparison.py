@@ -424,3 +424,30 @@ def test_a_figure_of_nothing_varied_is_refused(file, tmp_path, capsys):
     file.write_text(FILE.replace("[compare]", '[compare]\nfigure = "pie"'))
     assert cli.main(arguments) == 2
     assert 'figure is \'pie\'; give "last" or "curves"' in capsys.readouterr().err
+
+
+def test_a_varied_option_of_one_method_leaves_the_others_as_they_are(file):
+    text = FILE.replace(
+        '"data.spread" =', '"method.stage_rounds, run.rounds" = [[3, 6]]\n"data.spread" ='
+    )
+    file.write_text(text)
+    comparison = Comparison(file)
+    varied = next(comparison.variations())
+    corrected, plain = (
+        comparison.experiment(Job(varied, label, (), 0)) for label in ("corrected", "plain")
+    )
+    assert corrected.method.options["stage_rounds"] == 3
+    assert "stage_rounds" not in plain.method.options
+    assert corrected.run.rounds == plain.run.rounds == 6
+    file.write_text(text.replace("method.stage_rounds", "method.stage_round"))
+    with pytest.raises(
+        ConfigError, match=r"which no method has; did you mean 'method.stage_rounds'"
+    ):
+        Comparison(file)
+
+
+def test_a_metric_may_be_that_of_one_site():
+    plan = Plan("sites.york", larger=True)
+    record = {"validation": {"auc": 0.8, "sites": {"york": 0.7}}, "test": {"sites": {"york": 0.6}}}
+    assert plan.value(record) == 0.7
+    assert plan.final([record]) == 0.6

@@ -300,3 +300,15 @@ def test_a_client_left_with_too_few_rows_is_refused_when_split(table):
     reading = Pooled(table, "num", clients=60).read()
     with pytest.raises(DataError, match=r"Site '0' has 1 rows, too few for .* rows"):
         prepare(reading, Split())
+
+
+def test_the_first_sites_alone_keep_their_rows():
+    reading = Heart().read()
+    all_sites, two = prepare(reading, Split()), prepare(reading, Split(sites=2))
+    assert two.names == ("cleveland", "hungary")
+    for split in ("train", "validation", "test"):
+        assert len(two.rows[split]) == 2
+        for own, same in zip(two.rows[split], all_sites.rows[split], strict=False):
+            assert (own[1] == same[1]).all()
+    with pytest.raises(DataError, match=r"split\.sites is 5, but there are 4 sites"):
+        prepare(reading, Split(sites=5))

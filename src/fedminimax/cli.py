@@ -1,5 +1,5 @@
-"""The command line: fedminimax demo | run | tune | compare | report | frontier | list | data |
-predict | deploy | bench."""
+"""The command line: fedminimax demo | run | tune | compare | report | reproduce | frontier | list |
+data | predict | deploy | bench."""
 
 from __future__ import annotations
 
@@ -70,7 +70,15 @@ from fedminimax.report.datasets import sources_table
 from fedminimax.report.demo import demo
 from fedminimax.report.equal_cost import side_by_side
 from fedminimax.report.figures import draw, draw_charts
+from fedminimax.report.papers import read_contents, read_entries
 from fedminimax.report.progress import RunProgress
+from fedminimax.report.reproduce import (
+    BUDGETS,
+    Order,
+    contents_table,
+    reproduce,
+    write_summaries,
+)
 from fedminimax.report.runs import grouped, runs_in
 from fedminimax.report.tables import (
     Compared,
@@ -213,6 +221,27 @@ def _parser() -> argparse.ArgumentParser:
             f"--{name}", type=Path, metavar="FOLDER", help=f"the records also for {name}, as files"
         )
     command.set_defaults(command=_report)
+
+    command = commands.add_parser(
+        "reproduce", help="the papers' tables and figures: run them, and judge the papers' claims"
+    )
+    command.add_argument("names", nargs="*", metavar="NAME", help="entries (default: all)")
+    command.add_argument("--list", action="store_true", help="every table and figure, and no more")
+    command.add_argument("--budget", choices=BUDGETS, default="full", help="how long runs are")
+    command.add_argument("--seeds", type=int, help="runs of each (default: what the entry says)")
+    command.add_argument(
+        "--done", action="store_true", help="begin nothing: write down what is finished"
+    )
+    command.add_argument(
+        "--entries", type=Path, default=Path("experiments/papers"), help="their folder"
+    )
+    command.add_argument(
+        "--folder", type=Path, default=RUNS / "reproduce", help="of the runs (runs/reproduce)"
+    )
+    command.add_argument(
+        "-o", "--output", type=Path, help="where to write pages (default: there too)"
+    )
+    command.set_defaults(command=_reproduce)
 
     command = commands.add_parser(
         "frontier", help="finished portfolio runs against the efficient frontier of their data"
@@ -504,6 +533,30 @@ def _report(options: argparse.Namespace) -> int:
         count = tracking.to_mlflow(groups, options.mlflow)
         print(f"mlflow: {count} runs in {options.mlflow}")
     return 0
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    entries = read_entries(options.entries)
+    papers = read_contents(options.entries, entries)
+    if options.list:
+        console().print(contents_table(papers, entries))
+        return 0
+    if unknown := [name for name in options.names if name not in entries]:
+        raise ValueError(f"there is no entry {unknown[0]!r}; {suggest(unknown[0], entries)}")
+    if options.seeds is not None and options.seeds < 1:
+        raise ValueError(f"--seeds is {options.seeds}; give at least 1")
+    chosen = [entries[name] for name in options.names or entries]
+    output = options.output or options.folder
+    order = Order(options.budget, options.seeds, not options.done, options.folder, output)
+    try:
+        ended = dict(reproduce(chosen, order, lambda text: print(text, flush=True)))
+    except KeyboardInterrupt:
+        raise Stopped("interrupted; the same command goes on where it stopped") from None
+    write_summaries(papers, entries, output)
+    print(f"pages: {output}")
+    # What was asked for by name, and could not even be begun, is a failure too.
+    lacking = options.names and not options.done and len(ended) < len(chosen)
+    return 1 if lacking or not all(ended.values()) else 0
 
 
 def _frontier(options: argparse.Namespace) -> int:

@@ -236,7 +236,7 @@ def scores(run: Run, features: torch.Tensor, best: bool = False) -> torch.Tensor
 
 def check_split(experiment: Experiment, data: Any) -> None:
     """Refuses what would have no effect on data that make their own clients."""
-    for name in ("train", "validation", "test", "positive_share", "standardise"):
+    for name in ("train", "validation", "test", "positive_share", "standardise", "sites"):
         if getattr(experiment.split, name) != getattr(Split, name):
             there = f"set {name} in [data]" if hasattr(data, name) else "leave it out"
             raise ConfigError(

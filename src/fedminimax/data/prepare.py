@@ -23,7 +23,8 @@ class Split:
     every site to that share; the test rows stay as they are, as in the papers. standardise: with
     means and variances that the sites send as sums; without it, features are centred but not
     scaled. auxiliary: how many training rows of each class the server holds as well, for a method
-    that needs some.
+    that needs some. sites: only the first so many take part, whose rows stay cut as they were; 0:
+    all.
     """
 
     train: float = 0.6
@@ -32,6 +33,7 @@ class Split:
     positive_share: float | None = None
     auxiliary: int = 0
     standardise: bool = True
+    sites: int = 0
     seed: int = 0
 
 
@@ -50,6 +52,12 @@ class Prepared(NamedTuple):
 
 def prepare(reading: Reading, split: Split) -> Prepared:
     """Only sums of the training rows decide how rows are imputed and scaled."""
+    if not 0 <= split.sites <= len(reading.sites):
+        raise DataError(
+            f"split.sites is {split.sites}, but there are {len(reading.sites)} sites; give at most "
+            "as many, or 0 for all."
+        )
+    reading = reading._replace(sites=reading.sites[: split.sites or None])
     parts = split_sites(reading.sites, split)
     standardiser = scaled(fit(parts["train"]), split)
     return Prepared(

@@ -4,7 +4,7 @@ tell, and every site gets the whole of it. A site that is started again reads it
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,7 +97,8 @@ class Replayed:
     sees_rows = False
 
     def __init__(self, setup: Setup, weights: Tensor, positive_share: float | None):
-        self.names, self.weights = tuple(setup.about["names"]), weights
+        self.names: Sequence[str] = tuple(setup.about["names"])
+        self.weights = weights
         self.sampled_positive_share = positive_share
         self._setup, self._next = setup, 0
 

@@ -9,7 +9,7 @@ Beside the sections of an experiment, such a file has
                         repeats = 5       seeds 0 .. 4; methods are tuned on seed 5
                         tuning_repeats = 3      or on seeds 5 .. 7, by the (upper) median of each
                         seeds = ["run.seed", "data.seed"]      what they are the seeds of
-                        metric = "..."    if not the problem's own
+                        metric = "..."    if not the problem's own; "sites.york" is a site's
                         fit = "data.clients"      the power of this key by which rounds grow
                         figure = "last" or "curves"      drawn beside the table
                         at = "gradients", "rounds" or "bytes"      rank methods at equal cost
@@ -17,7 +17,8 @@ Beside the sections of an experiment, such a file has
     [vary]              "problem.tau" = [1, 10]      a table of lines for each value
 
 Keys that change together are joined: "method.primal_lr, method.dual_lr" = [[0.1, 0.1], [1, 1]]. A
-method may have a grid of its own, [methods.LABEL.grid], and sections of its own, such as
+varied key of [method] that a method has not leaves it as it is. A method may have a grid of its
+own, [methods.LABEL.grid], and sections of its own, such as
 [methods.LABEL.problem] or [methods.LABEL.run], whose keys go before the common ones.
 
 Every run has a folder, so an interrupted comparison goes on where it stopped.
@@ -53,6 +54,7 @@ from fedminimax.experiment import experiment_of, load, resume, run_experiment, s
 Change = tuple[tuple[str, Any], ...]  # such as (("method.lr", 0.1),)
 Spending = Literal["gradients", "rounds", "bytes"]
 OWN = ("methods", "compare", "grid", "vary")
+FINAL = "final.safetensors"  # what a finished run has
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,13 @@ class Plan:
         return next(s for s in ("validation", "train", "test") if s in record)
 
     def value(self, record: dict[str, Any]) -> float | None:
-        value = record[self.split(record)].get(self.metric)
+        value = measures(record[self.split(record)]).get(self.metric)
         return value if value is not None and math.isfinite(value) else None
+
+    def final(self, history: list[dict[str, Any]]) -> float | None:
+        """The last value on the test rows, where there are any."""
+        last = history[-1]
+        return self.value({"test": last["test"]} if "test" in last else last)
 
     def badness(self, history: list[dict[str, Any]], finished: bool) -> tuple[float, float]:
         """Smaller is better: rounds to the target first, then the last value."""
@@ -99,6 +106,11 @@ class Plan:
         if last is None:
             return math.inf, math.inf
         return self.reached(history), -last if self.larger else last
+
+
+def measures(found: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, with the measures of single sites as sites.NAME."""
+    return {**found, **{f"sites.{name}": value for name, value in found.get("sites", {}).items()}}
 
 
 class Job(NamedTuple):
@@ -125,9 +137,9 @@ class Line(NamedTuple):
 class Comparison:
     """The experiments that a file describes."""
 
-    def __init__(self, path: Path, at: str | None = None):
-        """`at` goes before the file's own."""
-        table = read_toml(path)
+    def __init__(self, path: Path, at: str | None = None, table: dict[str, Any] | None = None):
+        """What the file says, or a table that stands for it; `at` goes before the file's own."""
+        table = read_toml(path) if table is None else table
         _check_sections(table)
         if not table.get("methods"):
             raise ConfigError(f"{path} has no [methods.LABEL]: add one for each method to compare")
@@ -147,6 +159,7 @@ class Comparison:
             self.grids[label] = _lists(where, method["grid"]) if "grid" in method else common
             self._check_grid(where, method.get("grid", {}), [label])
         self.vary: dict[str, list] = _lists("vary", table.get("vary", {}))
+        self._check_vary()
         self.seeds: tuple[str, ...] = ("run.seed",)
         asked = {} if at is None else {"at": at}
         self.plan = self._plan(table.get("compare", {}) | asked)
@@ -163,6 +176,15 @@ class Comparison:
                 raise ConfigError(
                     f"[{where}] tunes {key!r}, which none of {', '.join(labels)} has; "
                     + suggest(wrong, known)
+                )
+
+    def _check_vary(self) -> None:
+        """A key that no method has would change nothing."""
+        known = [name for label in self.methods for name in self._options(label)]
+        for name in (name for key in self.vary for name in _names(key)):
+            if name.startswith("method.") and name not in known:
+                raise ConfigError(
+                    f"[vary] changes {name!r}, which no method has; {suggest(name, known)}"
                 )
 
     def _check_experiments(self) -> None:
@@ -225,9 +247,11 @@ class Comparison:
         for section, keys in self.own[job.label].items():
             named = "name" in keys  # another class: the common options mean nothing to it
             table[section] = keys if named else {**table.get(section, {}), **keys}
+        known = self._options(job.label)
+        varied = [c for c in job.varied if not c[0].startswith("method.") or c[0] in known]
         seeds = [(name, job.seed) for name in self.seeds]
         length = [] if job.rounds is None else [("run.rounds", job.rounds)]
-        for name, value in (*job.varied, *job.chosen, *seeds, *length):
+        for name, value in (*varied, *job.chosen, *seeds, *length):
             section, _, key = name.partition(".")
             table = {**table, section: {**table.get(section, {}), key: value}}
         return Experiment.from_table(changed(table, []))
@@ -260,18 +284,32 @@ def compare(
 ) -> tuple[Comparison, list[Line]]:
     """All runs of a comparison; each has a folder below `folder`."""
     comparison = Comparison(path, at)
+    return comparison, compared(comparison, folder, workers)
+
+
+def compared(
+    comparison: Comparison, folder: Path, workers: int = 1, begin: bool = True
+) -> list[Line]:
+    """The lines of the table; without `begin`, of those runs that are finished."""
     pairs = [(v, label) for v in comparison.variations() for label in comparison.methods]
     plan = comparison.plan
+
+    def played(jobs: list[Job]) -> dict[Job, tuple]:
+        if not begin:
+            jobs = [job for job in jobs if (folder / _name(job) / FINAL).exists()]
+        return dict(zip(jobs, _run_all(comparison, jobs, folder, workers), strict=True))
+
     # On seeds of their own: the best of several runs on a seed flatters the method there.
     tuning_seeds = range(plan.repeats, plan.repeats + plan.tuning_repeats)
-    trials = [
-        Job(varied, label, chosen, seed, plan.tuning_rounds)
-        for varied, label in pairs
-        for chosen in comparison.candidates(label)
-        for seed in tuning_seeds
-        if len(comparison.candidates(label)) > 1
-    ]
-    tuned = dict(zip(trials, _run_all(comparison, trials, folder, workers), strict=True))
+    tuned = played(
+        [
+            Job(varied, label, chosen, seed, plan.tuning_rounds)
+            for varied, label in pairs
+            for chosen in comparison.candidates(label)
+            for seed in tuning_seeds
+            if len(comparison.candidates(label)) > 1
+        ]
+    )
     best: dict[tuple[Change, str], Change] = {}
     for varied, label in pairs:
         scored: dict[Change, list[float]] = {}
@@ -279,18 +317,20 @@ def compare(
             job = Job(varied, label, chosen, plan.repeats, plan.tuning_rounds)
             same = [job._replace(seed=seed) for seed in tuning_seeds]
             scored[chosen] = _medians([tuned[trial][0] for trial in same if trial in tuned])
-        best[varied, label] = min(scored, key=lambda chosen: scored[chosen])
-    seeds = range(plan.repeats)
-    repeats = [Job(v, label, best[v, label], seed) for v, label in pairs for seed in seeds]
-    results = dict(zip(repeats, _run_all(comparison, repeats, folder, workers), strict=True))
+        if len(scored) == 1 or all(scored.values()):
+            best[varied, label] = min(scored, key=lambda chosen: scored[chosen])
+    # Seed by seed: what an interruption leaves is a whole table of fewer seeds.
+    repeats = [Job(*pair, best[pair], seed) for seed in range(plan.repeats) for pair in best]
+    results = played(repeats)
     lines = []
-    for varied, label in pairs:
-        same = [job for job in repeats if (job.varied, job.label) == (varied, label)]
+    for varied, label in best:
+        same = [job for job in results if (job.varied, job.label) == (varied, label)]
         histories = [results[job][1] for job in same]
         rounds = [plan.reached(history) for history in histories]
         outcomes = [results[job][2] for job in same]
-        lines.append(Line(varied, label, best[varied, label], rounds, histories, outcomes))
-    return comparison, lines
+        if same:
+            lines.append(Line(varied, label, best[varied, label], rounds, histories, outcomes))
+    return lines
 
 
 def _medians(scores: list[tuple[float, float]]) -> list[float]:
@@ -362,6 +402,8 @@ def _choices(lists: dict[str, list]) -> Iterator[Change]:
 def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int) -> list:
     """The score, history and outcome of every job, in order; what has been done is only read."""
     tasks = [(comparison.experiment(job), folder / _name(job), comparison.plan) for job in jobs]
+    if not tasks:
+        return []
     if workers == 1:
         return [_run_one(*task) for task in track(tasks, "running")]
     # A fresh interpreter per worker: torch's threads do not survive a fork.
@@ -376,8 +418,8 @@ def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, l
     elif experiment_of(folder).to_table() != Experiment.from_table(settled(experiment)).to_table():
         raise ValueError(f"{folder} holds a run with other settings: delete it, or name another")
     else:
-        run = load(folder) if (folder / "final.safetensors").exists() else resume(folder)
-    found = {name: None for record in run.history for name in record[plan.split(record)]}
+        run = load(folder) if (folder / FINAL).exists() else resume(folder)
+    found = {name: None for record in run.history for name in measures(record[plan.split(record)])}
     if plan.metric not in found:
         raise ConfigError(
             f"[compare] metric is {plan.metric!r}, which no record of {folder} has; "

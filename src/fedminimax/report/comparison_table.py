@@ -14,19 +14,25 @@ from rich.table import Table
 
 from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
 from fedminimax.report.equal_cost import Place, rank
-from fedminimax.report.tables import bytes_text, number_text
+from fedminimax.report.tables import Span, bytes_text, number_text
 
 
 def markdown(
-    path: Path, comparison: Comparison, lines: list[Line], figure: str | None = None
+    path: Path,
+    comparison: Comparison,
+    lines: list[Line],
+    figure: str | None = None,
+    made: str = "",
 ) -> str:
-    """The table as a document, with the command that makes it, and perhaps its figure."""
+    """The table as a document, with the command that makes it, and perhaps its figure; `made` says
+    what made it, if not `fedminimax compare`."""
     plan = comparison.plan
-    made = f"Made by `fedminimax compare {path}"
+    at = "" if plan.at is None else f" --at {plan.at}"
+    made = made or f"Made by `fedminimax compare {path}{at}`"
     if plan.at is None:
-        text = [f"{made}`; {_seeds(plan)}.", "", *_table(comparison, lines)]
+        text = [f"{made}; {_seeds(plan)}.", "", *_table(comparison, lines)]
     else:
-        text = [f"{made} --at {plan.at}`.", "", *_ranking(comparison, lines)]
+        text = [f"{made}.", "", *_ranking(comparison, lines)]
     if figure is not None:
         text += ["", f"![{plan.metric}]({figure})"]
     if plan.fit is not None:
@@ -61,7 +67,7 @@ def _table(comparison: Comparison, lines: list[Line]) -> Iterator[str]:
         last = line.histories[0][-1]
         cells.append(_range([plan.value(history[-1]) for history in line.histories]))
         if tested:
-            cells.append(_range([h[-1]["test"].get(plan.metric) for h in line.histories]))
+            cells.append(_range([plan.final(history) for history in line.histories]))
         cells += [str(last["gradients"]), bytes_text(last["bytes_up"]), str(last["exchanges"])]
         yield _row(cells)
 
@@ -211,10 +217,7 @@ def tied(lines: list[Line], name: str, key: str) -> bool:
 
 
 def _range(found: Sequence[float | None]) -> str:
-    values = [math.inf if value is None else value for value in found]
-    middle, low, high = statistics.median(values), min(values), max(values)
-    shown = [number_text(v) if math.isfinite(v) else "never" for v in (middle, low, high)]
-    return shown[0] if low == high else f"{shown[0]} ({shown[1]} to {shown[2]})"
+    return str(Span.of([math.inf if value is None else value for value in found]))
 
 
 def _times(rounds: float, fewest: float, length: int) -> str:

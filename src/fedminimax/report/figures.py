@@ -34,15 +34,18 @@ def drawing(otherwise: str) -> Iterator[None]:
 
 
 def save(figure: Any, path: Path) -> None:
-    """As SVG, without a date."""
-    figure.savefig(path, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    """As what the name says, SVG or PNG, without a date."""
+    kind = path.suffix.removeprefix(".")
+    figure.savefig(path, format=kind, metadata={"Date": None}, bbox_inches="tight", dpi=100)
 
 
-def draw(comparison: Comparison, lines: list[Line], path: Path) -> None:
+def draw(comparison: Comparison, lines: list[Line], *paths: Path) -> None:
     """The figure that the file asks for."""
     with drawing("leave [compare] figure out"):
         kinds = {"last": _last, "curves": _curves}
-        save(kinds[comparison.plan.figure or "curves"](comparison.plan, lines), path)
+        figure = kinds[comparison.plan.figure or "curves"](comparison.plan, lines)
+        for path in paths:
+            save(figure, path)
 
 
 def draw_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +24,22 @@ class Compared(NamedTuple):
     problem: str
     run: Run
     experiment: Experiment
+
+
+class Span(NamedTuple):
+    """A number over seeds; what is not finite was never reached."""
+
+    middle: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Span:
+        return Span(statistics.median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        middle, low, high = (number_text(v) if math.isfinite(v) else "never" for v in self)
+        return middle if self.low == self.high else f"{middle} ({low} to {high})"
 
 
 def console() -> Console:
