@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "fedminimax"
 ORDER = [
     "random", "blocks", "types", "metrics", "data", "models", "problems", "algorithms", "engine",
     "config", "experiment", "deploy", "estimator_files", "estimator", "tuning", "report", "bench",
-    "bench_scale", "cli",
+    "cli",
 ]
 # fmt: on
 

@@ -17,7 +17,7 @@ from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.algorithms.local_sgdam import LocalSGDAM
 from fedminimax.algorithms.scaffold import Scaffold
-from fedminimax.bench_scale import resident
+from fedminimax.bench.scale import resident
 from fedminimax.data.clients import Clients
 from fedminimax.engine import executors
 from fedminimax.engine.round import Federation, State, play_round

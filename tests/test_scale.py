@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from fedminimax import bench_scale
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.scaffold import Scaffold
-from fedminimax.cli import main
+from fedminimax.bench import scale
+from fedminimax.bench.measure import QUICK
+from fedminimax.bench.table import PASS, measured
 from fedminimax.config import Experiment
 from fedminimax.data.batches import Sampler
 from fedminimax.data.clients import Clients, Numbers, Ranges
@@ -247,7 +242,7 @@ def test_a_million_clients_are_a_few_arrays(tmp_path):
     columns = [torch.arange(1000.0)[:, None]]
     starts = np.arange(10**6) % 990
     clients = Clients(Ranges(columns, np.full(10**6, 10), starts), batch_size=2)
-    before = bench_scale.resident()["VmRSS"]
+    before = scale.resident()["VmRSS"]
     problem = Minimax(square, torch.zeros(1))
     run = simulate(
         problem,
@@ -261,42 +256,22 @@ def test_a_million_clients_are_a_few_arrays(tmp_path):
         store="disk",
     )
     assert run.outcome == "finished"
-    assert bench_scale.resident()["VmRSS"] - before < 100
+    assert scale.resident()["VmRSS"] - before < 100
 
 
-def test_the_measurements_are_plain_numbers(monkeypatch, capsys):
-    found = bench_scale.round_times(small=200, large=2_000, rounds=2)
-    assert found["ratio"] == pytest.approx(found["large"] / found["small"])
-    own = bench_scale.round_times(small=200, large=400, rounds=1, own_rows=3)
-    assert own["small"] > 0
-    kept = bench_scale.store_on_disk(clients=300, rounds=4)
+def test_the_measurements_are_plain_numbers():
+    found = scale.round_times(small=200, large=2_000, rounds=2)
+    assert len(found["small"]) == len(found["large"]) == 2
+    assert min(found["small"] + found["large"]) > 0
+    own = scale.round_times(small=200, large=400, rounds=1, own_rows=3)
+    assert min(own["small"]) > 0
+    kept = scale.store_on_disk(clients=300, rounds=4)
     assert kept["clients_met"] > 100
     assert kept["state_megabytes"] == pytest.approx(kept["clients_met"] * 2113 * 4 / 1e6)
-    monkeypatch.setattr(bench_scale, "round_times", lambda: found)
-    monkeypatch.setattr(bench_scale, "store_on_disk", lambda: kept)
-    assert main(["bench", "--scale"]) == 0
-    assert "the second over the first" in capsys.readouterr().out
-
-
-def measured(call: str) -> dict[str, float]:
-    """In a process of its own, whose memory is that of the measurement."""
-    source = str(Path(__file__).parents[1] / "src")
-    code = f"import json; from fedminimax import bench_scale as b; print(json.dumps(b.{call}))"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
-    return json.loads(found.stdout)
 
 
 @pytest.mark.slow
-def test_a_million_clients_take_the_memory_of_a_thousand_and_their_arrays():
-    assert measured("round_times()")["more_megabytes"] < 200
-
-
-@pytest.mark.slow
-def test_the_states_of_a_hundred_thousand_clients_are_not_in_memory():
-    assert measured("store_on_disk()")["anonymous_megabytes"] < 1000
+def test_a_million_clients_take_the_memory_of_a_thousand_and_the_store_little():
+    memory, kept = [row for row in scale.rows() if row.name != "scale.time"]
+    for row in (memory, kept):
+        assert measured(row, QUICK).verdict == PASS

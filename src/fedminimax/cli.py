@@ -30,7 +30,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from fedminimax import __version__, bench_scale
+from fedminimax import __version__
 from fedminimax.algorithms import METHODS
 from fedminimax.bench import bench
 from fedminimax.config import CHOICES, ConfigError, Experiment, read_toml, suggest
@@ -290,11 +290,22 @@ def _parser() -> argparse.ArgumentParser:
 
     deploy.add_commands(commands)
 
-    command = commands.add_parser("bench", help="where a round's time goes on this machine")
-    command.add_argument(
-        "--scale", action="store_true", help="a million clients, and client states on the disk"
+    command = commands.add_parser(
+        "bench", help="how fast this is, beside loops by hand and other libraries"
     )
-    command.set_defaults(command=lambda options: bench_scale.main() if options.scale else bench())
+    command.add_argument("--quick", action="store_true", help="short measurements: a few minutes")
+    command.add_argument(
+        "--only", action="append", default=[], metavar="ROW", help="a row or a group of them"
+    )
+    command.add_argument(
+        "--peers", action="store_true", help="also the same jobs in other libraries"
+    )
+    command.add_argument(
+        "--peers-folder", type=Path, help="of their environments (default: in the cache)"
+    )
+    command.add_argument("--json", action="store_true", help="print the table as JSON")
+    command.add_argument("-o", "--output", type=Path, help="also write it here, and beside as JSON")
+    command.set_defaults(command=_bench)
     return parser
 
 
@@ -636,6 +647,17 @@ def _data_verify(options: argparse.Namespace) -> int:
     if not done:
         print("there are no files to verify")
     return int(failed)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    return bench(
+        options.quick,
+        options.only,
+        options.peers,
+        options.peers_folder,
+        options.output,
+        options.json,
+    )
 
 
 def _predict(options: argparse.Namespace) -> int:

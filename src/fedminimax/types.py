@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -102,13 +103,29 @@ class Clock(NamedTuple):
         >>> int(Clock.at(round=3).round), float(Clock.at().steps)
         (3, 1.0)
         """
-        counts = ("steps", "replies", "clients", "share")
-        places = [int(numbers.get(f, 0)) for f in Clock._fields if f not in counts]
-        given = [numbers.get(f, 1.0) for f in counts]
+        get, kind = numbers.get, counting(device)
         return Clock(
-            *torch.tensor(places, device=device).unbind(),
-            *torch.tensor(given, dtype=counting(device), device=device).unbind(),
+            *[whole(int(get(name, 0)), device) for name in _PLACES],
+            *[_real(float(get(name, 1.0)), kind, device) for name in _COUNTS],
         )
+
+
+_COUNTS = ("steps", "replies", "clients", "share")
+_PLACES = tuple(name for name in Clock._fields if name not in _COUNTS)
+
+
+# Most numbers of a clock are those of the round before.
+
+
+@lru_cache(256)
+def whole(number: int, device: torch.device = HOST) -> Tensor:
+    """A whole number as a 0-d tensor."""
+    return torch.tensor(number, device=device)
+
+
+@lru_cache(256)
+def _real(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(number, dtype=dtype, device=device)
 
 
 class Ask(Protocol):

@@ -213,8 +213,8 @@ class Sampler:
     def _ahead(self, cohort: np.ndarray, iteration: int, steps: int) -> np.ndarray:
         """Row numbers of `steps` iterations; if the cohort stays the same, of many at a time."""
         block = self._block
-        if block is None or not np.array_equal(block.cohort, cohort):
-            block = Block(cohort.copy(), iteration, self._index(cohort, iteration, steps))
+        if block is None or not _equal(block.cohort, cohort):
+            block = Block(cohort, iteration, self._index(cohort, iteration, steps))
         elif not block.holds(iteration, steps):
             # Twice as many each time: a cohort that returns by chance, or a run that is soon over,
             # does not pay for draws that nobody uses.
@@ -247,6 +247,10 @@ class Sampler:
             ],
             axis=2,
         )
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    return one is other or np.array_equal(one, other)
 
 
 class Block(NamedTuple):

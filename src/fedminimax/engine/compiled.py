@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from types import FunctionType, MethodType, NoneType
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ from fedminimax.engine.work import (
     bytes_of,
     mean,
 )
-from fedminimax.types import Algorithm, Clock, Phase, Problem
+from fedminimax.types import Algorithm, Clock, Phase, Problem, whole
 
 HOOKS = ("broadcast", "receive", "local_step", "send", "aggregate")
 MOST_KINDS = 64  # of phases, in a run
@@ -69,8 +69,8 @@ class Inputs(NamedTuple):
             own = source.index[span.first : span.first + span.count]
             source = source._replace(index=own)
         steps, cohort = work.placed(work.steps), work.placed(work.cohort)
-        first = torch.tensor(span.first)
-        return Inputs(work.server, state, source, first, work.clock, steps, cohort, work.weights)
+        place = whole(span.first), work.clock
+        return Inputs(work.server, state, source, *place, steps, cohort, work.weights)
 
 
 class Ended(NamedTuple):
@@ -92,6 +92,15 @@ class Graph(NamedTuple):
     serves: tuple[Phase, Problem]  # keeps alive what the key of this graph names
 
 
+class Served(NamedTuple):
+    """A span, and the graph that served it."""
+
+    phase: Phase
+    shapes: tuple[list[torch.Size], list[torch.dtype]]
+    rest: tuple
+    graph: Graph | None
+
+
 class Compiled(Executor):
     name = "compiled"
 
@@ -101,6 +110,7 @@ class Compiled(Executor):
         self._eager = Vectorised(self.threads)
         self._graphs: dict[tuple, Graph | None] = {}  # None: what could not be compiled
         self._traced: dict[tuple, Traced] = {}
+        self._last: Served | None = None
 
     @property
     def eager(self) -> Executor:
@@ -119,11 +129,7 @@ class Compiled(Executor):
                 inputs = Inputs.of(work, state, span)
                 # Machine code is made for rows that lie one behind the other.
                 given = [v.contiguous() for v in flat(inputs)]
-                key = _kind(work, span, given)
-                if key not in self._graphs:
-                    with self.part("compiling"):
-                        self._graphs[key] = self._tried(work, span, inputs, key)
-                graph = self._graphs[key]
+                graph = self._graph(work, span, inputs, given)
                 if graph is None:
                     return self.eager.exchange(work)
                 with self.part("compiled: local steps, averaging, server step"):
@@ -135,6 +141,20 @@ class Compiled(Executor):
             bad = bad_field(ended.server, ended.kept) or "mean of the replies"
         down = graph.bytes_down * len(work.cohort)
         return Exchanged(ended.server, ended.kept, graph.bytes_up, down, bad)
+
+    def _graph(self, work: Work, span: Span, inputs: Inputs, given: list[Tensor]) -> Graph | None:
+        shapes = [v.shape for v in given], [v.dtype for v in given]
+        last, rest = self._last, (work.problem, work.leave, span, work.unequal)
+        # Most phases are of the kind of the one before; hooks that are methods are then equal.
+        if last is not None and (last.phase, last.shapes, last.rest) == (work.phase, shapes, rest):
+            return last.graph
+        key = _kind(work, span, given)
+        if key not in self._graphs:
+            with self.part("compiling"):
+                self._graphs[key] = self._tried(work, span, inputs, key)
+        graph = self._graphs[key]
+        self._last = Served(work.phase, shapes, rest, graph)
+        return graph
 
     def operations(self, work: Work) -> int:
         """How many there are in the first span of a phase; what is traced for that is kept."""
@@ -221,7 +241,7 @@ def trace(work: Work, span: Span, inputs: Inputs) -> Traced:
             bytes_up, bytes_down = bytes_of(form.up), bytes_of(own.down)
             average = mean(form.up, given.weights)
             server = phase.aggregate(own.problem, own.server, average, own.clock)
-            form = Ended(server, form.kept, _finite(average, server, form.kept))
+            form = Ended(server, form.kept, _finite(average, server, form.kept, form.up))
         return flat(form)
 
     # What writes into a tensor becomes an operation that makes a new one.
@@ -238,9 +258,12 @@ def _apart(inputs: Inputs) -> list[Tensor]:
     return [v.contiguous().detach() for v in flat(inputs)]
 
 
-def _finite(*values: Any) -> Tensor:
-    checked = [v for v in flat(values) if v.is_floating_point() and v.numel()]
-    return torch.stack([torch.isfinite(v).all() for v in checked]).all()
+def _finite(average: Any, server: Any, kept: Any, up: Any) -> Tensor:
+    """What is kept and also sent has a part in the average, which tells of it."""
+    sent = {id(v) for v in flat(up)}
+    values = {id(v): v for v in flat((average, server, kept)) if id(v) not in sent}.values()
+    checked = [torch.isfinite(v).all() for v in values if v.is_floating_point() and v.numel()]
+    return reduce(torch.logical_and, checked)
 
 
 _TRACED: dict[tuple, Traced] = {}
@@ -279,8 +302,9 @@ def inductor(module: GraphModule, given: list[Tensor]) -> Callable[[list[Tensor]
         # What the problem holds is real, beside inputs of which only the shape counts.
         lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
         lowered = lower(*given)
+        # Both: the setting alone leaves what calls the machine code in Python.
         with config.patch(cpp_wrapper=True):
-            return compile_fx_inner(lowered, given)
+            return compile_fx_inner(lowered, given, cpp_wrapper=True)
 
 
 @cache

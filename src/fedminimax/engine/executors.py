@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fedminimax.engine.compiled import Compiled, missing_compiler, not_compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.device import wait_for
+from fedminimax.engine.memory import keep_freed_memory
 from fedminimax.engine.threads import Threads
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.engine.work import ClientError, Exchanged, Executor, Result, Work
@@ -28,6 +29,7 @@ def make(
     """`rounds` is how long the run will be, for "auto" to judge what pays; `cores` are those that
     this process has, if not all."""
     cores = cores or os.cpu_count() or 1
+    keep_freed_memory()
     if name == "auto":
         return Auto(rounds, cores)
     if name == "debug":

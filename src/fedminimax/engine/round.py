@@ -96,9 +96,10 @@ class Federation:
         return clock, steps
 
     def _steps(self, round: int, phase: Phase, cohort: np.ndarray) -> np.ndarray:
+        if phase.steps is not None:
+            return np.full(len(cohort), phase.steps, dtype=np.int64)
         own = self.algorithm.steps
-        counted = [own(round, k) if phase.steps is None else phase.steps for k in cohort.tolist()]
-        return np.array(counted, dtype=np.int64)
+        return np.array([own(round, k) for k in cohort.tolist()], dtype=np.int64)
 
     def _share(self, phase: Phase, cohort: np.ndarray) -> float:
         if phase.cohort == "auxiliary":

@@ -104,7 +104,9 @@ class ClientStore(ABC):
     def _replace(self, round: int, states: dict[int, Any]) -> None: ...
 
     def _holds(self, cohort: np.ndarray) -> bool:
-        return self._stacked is not None and np.array_equal(cohort, self._cohort)
+        if self._stacked is None:
+            return False
+        return cohort is self._cohort or np.array_equal(cohort, self._cohort)
 
     def _put_away(self, which: np.ndarray) -> None:
         if not self._ahead or not which.any():

@@ -22,10 +22,15 @@ class Threads(Executor):
         self._pool = ThreadPoolExecutor(self.threads, "client", initializer=_begin)
 
     def run(self, work: Work) -> Result:
-        results = self._pool.map(
-            lambda position: run_client(work, position), range(len(work.cohort))
-        )
-        return stack(list(results))
+        count = len(work.cohort)
+        # Fewer clients than cores share them.
+        cores = max(1, self.threads // max(count, 1))
+
+        def client(position: int) -> Result:
+            torch.set_num_threads(cores)
+            return run_client(work, position)
+
+        return stack(list(self._pool.map(client, range(count))))
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -33,5 +38,4 @@ class Threads(Executor):
 
 def _begin() -> None:
     """What torch keeps per thread."""
-    torch.set_num_threads(1)
     torch.set_grad_enabled(False)

@@ -94,12 +94,26 @@ def flat(value: Any) -> list[Tensor]:
     >>> flat((torch.ones(1), (torch.zeros(1),)))
     [tensor([1.]), tensor([0.])]
     """
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        return [value]
-    return [tensor for part in value for tensor in flat(part)]
+        found.append(value)
+        return
+    for part in value:
+        _collect(part, found)
 
 
 def rebuilt(form: Any, tensors: list[Tensor]) -> Any:
     """A value built like `form` from the tensors that `flat` took out of such a one."""
-    ordered = iter(tensors)
-    return tree_map(lambda _: next(ordered), form)
+    return _grow(form, iter(tensors))
+
+
+def _grow(form: Any, ordered: Iterator[Tensor]) -> Any:
+    if isinstance(form, Tensor):
+        return next(ordered)
+    parts = [_grow(part, ordered) for part in form]
+    return type(form)(*parts) if hasattr(form, "_fields") else tuple(parts)

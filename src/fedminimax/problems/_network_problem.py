@@ -30,7 +30,14 @@ class NetworkProblem(Problem):
         return clients
 
     def network_weights(self, x: Tensor) -> Tensor:
-        return x[: self.network.length]
+        return self.parts(x)[0]
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The network's weights, and what follows them."""
+        # In one operation: a derivative through each slice would be a vector of zeros of x's
+        # length.
+        own, length = self.network.length, x.shape[0]
+        return (x, x[:0]) if length == own else x.split((own, length - own))  # type: ignore[return-value]
 
     def start_from(self, module: nn.Module) -> Tensor:
         usual, weights = self.start().x, weights_of(module)

@@ -96,8 +96,9 @@ class AUC(BinaryProblem):
                 "the share of positives is not known yet: call prepare first, or give "
                 "positive_share"
             )
-        p, s = self.positive_share, self.scores(value, batch)
-        a, b, alpha = value[-2], value[-1], y[0]
+        weights, own = self.parts(value)
+        p, s = self.positive_share, self.scores(weights, batch)
+        a, b, alpha = own[0], own[1], y[0]
         positive = (batch.labels > 0).to(s.dtype)
         negative = 1 - positive
         squares = (1 - p) * (s - a) ** 2 * positive + p * (s - b) ** 2 * negative

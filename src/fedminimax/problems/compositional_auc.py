@@ -77,10 +77,10 @@ class CompositionalAUC(AUC):
     def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
         if level != 1:
             return super().inner(level, value, batch)
-        weights = self.network_weights(value)
+        weights, own = self.parts(value)
         at = weights if self.hessian == "exact" else weights.detach()
         slope = torch.func.grad(self.cross_entropy)(at, batch)
-        return torch.cat([weights - self.inner_lr * slope, value[len(weights) :]])
+        return torch.cat([weights - self.inner_lr * slope, own])
 
     # The weights after the inner step depend on training rows, as batch-norm moments do, and so
     # travel with them.

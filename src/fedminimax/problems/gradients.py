@@ -22,17 +22,29 @@ def gradients(problem: Problem, point: Point, batch: Draw, dual_at: Tensor | Non
     """
     x, y = point.x, point.y
     if y.numel() == 0:
-        return Point(
-            torch.func.grad(lambda x: problem.outer(x, y, batch[-1]))(x), torch.zeros_like(y)
-        )
+        (slope,) = grad(lambda x: problem.outer(x, y, batch[-1]), x)
+        return Point(slope, torch.zeros_like(y))
     if dual_at is None:
-        return Point(
-            *torch.func.grad(lambda x, y: problem.outer(x, y, batch[-1]), argnums=(0, 1))(x, y)
-        )
+        return Point(*grad(lambda x, y: problem.outer(x, y, batch[-1]), x, y))
     return Point(
-        torch.func.grad(lambda x: problem.outer(x, y, batch[-1]))(x),
-        torch.func.grad(lambda y: problem.outer(dual_at, y, batch[-1]))(y),
+        *grad(lambda x: problem.outer(x, y, batch[-1]), x),
+        *grad(lambda y: problem.outer(dual_at, y, batch[-1]), y),
     )
+
+
+def grad(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of a number in each of its arguments."""
+    if transformed():
+        return torch.func.grad(function, argnums=tuple(range(len(at))))(*at)
+    with torch.enable_grad():
+        leaves = [v.detach().requires_grad_() for v in at]
+        return torch.autograd.grad(function(*leaves), leaves, materialize_grads=True)
+
+
+def transformed() -> bool:
+    """Is this inside vmap, or another derivative, or being traced? If not, a client is alone, and
+    plain autograd takes less time than torch.func."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
 
 
 def outer_gradients(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Point:
@@ -54,8 +66,17 @@ def value_and_pull(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """`inner_pullback` for a vector that will be known only once the value is: the one forward
     pass serves both."""
-    found, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)[:2]
-    return found, lambda vector: pull(vector)[0]
+    if transformed():
+        found, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)[:2]
+        return found, lambda vector: pull(vector)[0]
+    with torch.enable_grad():
+        leaf = value.detach().requires_grad_()
+        reached = problem.inner(level, leaf, batch)
+
+    def pulled(vector: Tensor) -> Tensor:
+        return torch.autograd.grad(reached, leaf, vector, materialize_grads=True)[0]
+
+    return reached.detach(), pulled
 
 
 def inner_jacobian(

@@ -20,7 +20,8 @@ from fedminimax.blocks.precision import double
 from fedminimax.types import Batch, Problem
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_CHUNK = 2048
+_CHUNK = 2048  # rows that are normalised together where moments are estimated
+_SCORED = 128  # rows that are scored together: larger activations leave the cache
 
 
 class RowNorm(nn.Module):
@@ -177,7 +178,7 @@ class Network:
         """The outputs in evaluation mode."""
         module = self.module(vector, moments)
         with torch.no_grad():
-            return torch.cat([module(chunk) for chunk in rows.split(_CHUNK)])
+            return torch.cat([module(chunk) for chunk in rows.split(_SCORED)])
 
     def __deepcopy__(self, memo: dict) -> Network:
         return self.at(self.precision)

@@ -1,24 +1,27 @@
-"""`fedminimax bench --scale`: many clients, of which a cohort takes part: time and memory."""
+"""Many clients, of which a cohort takes part: time and memory."""
 
 from __future__ import annotations
 
 import gc
-import statistics
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.algorithms.scaffold import Scaffold
+from fedminimax.bench.measure import Effort, Ratio, Times, times_faster
+from fedminimax.bench.table import CannotMeasureError, Found, Row, at_most, milliseconds
 from fedminimax.data.clients import Clients, Ranges
 from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.simulate import simulate
@@ -34,29 +37,59 @@ ROWS = 50_000  # that all clients share
 SIZES = (HIDDEN * FEATURES, HIDDEN, HIDDEN, 1)  # of the weights of the MLP
 
 
-def main() -> int:
-    rounds, store = round_times(), store_on_disk()
-    title = f"A cohort of {COHORT}, MLP 64-32-1, batch 32, 4 steps"
-    table = Table("what", "found", "at most", title=title, title_justify="left")
-    for what, found, most in (
-        ("a round of LocalSGDA, 1,000 clients, ms", 1e3 * rounds["small"], ""),
-        ("the same, 1,000,000 clients, ms", 1e3 * rounds["large"], ""),
-        ("the second over the first", rounds["ratio"], "1.2"),
-        ("memory that the second takes more, MB", rounds["more_megabytes"], "200"),
-        ("SCAFFOLD, 100,000 clients, store on disk, a round, ms", 1e3 * store["seconds"], ""),
-        ("its anonymous memory, MB", store["anonymous_megabytes"], "1000"),
-        ("what the clients that it met would take in memory, MB", store["state_megabytes"], ""),
-    ):
-        table.add_row(what, f"{found:.2f}" if found < 10 else f"{found:.0f}", most)
-    Console().print(table)
-    return 0
+def rows() -> list[Row]:
+    many = f"a round of LocalSGDA, a cohort of {COHORT} of 1,000,000 clients"
+    few = "the same with 1,000 clients"
+    kept = f"SCAFFOLD, a cohort of {COHORT} of 100,000 clients, states on the disk"
+    return [
+        Row("scale.time", many, few, at_most(1.2, "x"), _time),
+        Row("scale.memory", f"{many}: memory", few, at_most(200, "MB more"), _memory),
+        Row("scale.store", f"{kept}: anonymous memory", "-", at_most(1000, "MB"), _store),
+    ]
+
+
+def _time(effort: Effort) -> Found:
+    found = _apart("round_times", rounds=_rounds(effort))
+    few, many = (Times(tuple(found[name])) for name in ("small", "large"))
+    return Found(times_faster(few, many), milliseconds(many.median), milliseconds(few.median))
+
+
+def _memory(effort: Effort) -> Found:
+    return _one(_apart("round_times", rounds=_rounds(effort))["more_megabytes"])
+
+
+def _store(effort: Effort) -> Found:
+    found = _apart("store_on_disk", rounds=4 * _rounds(effort))
+    held = f"{found['state_megabytes']:.0f} MB of states on the disk"
+    return _one(found["anonymous_megabytes"])._replace(other=held)
+
+
+def _rounds(effort: Effort) -> int:
+    return int(5 * effort.seconds)
+
+
+def _one(megabytes: float) -> Found:
+    return Found(Ratio(megabytes, megabytes, megabytes), f"{megabytes:.0f} MB")
+
+
+@cache
+def _apart(name: str, **settings: int) -> dict[str, Any]:
+    """A measurement in a process of its own, whose memory is that of the measurement."""
+    code = (
+        "import json; from fedminimax.bench import scale; "
+        f"print(json.dumps(scale.{name}(**{settings!r})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        raise CannotMeasureError(done.stderr.strip().splitlines()[-1])
+    return json.loads(done.stdout)
 
 
 def round_times(
     small: int = 1_000, large: int = 1_000_000, rounds: int = 60, own_rows: int = 0
-) -> dict[str, float]:
-    """The time of a round with few clients and with many, round by round in turn, and how much
-    more memory the many take. With `own_rows`, each client has so many rows of its own in a file;
+) -> dict[str, Any]:
+    """The times of rounds with few clients and with many, in turn, and how much more memory the
+    many take. With `own_rows`, each client has so many rows of its own in a file;
     without, all clients share a data set."""
     with tempfile.TemporaryDirectory(prefix="fedminimax-") as folder:
         players: dict[int, Callable[[int], Any]] = {}
@@ -73,9 +106,8 @@ def round_times(
                 start = time.perf_counter()
                 play(rounds + i)
                 times[count].append(time.perf_counter() - start)
-    few, many = (statistics.median(times[count]) for count in (small, large))
     more = memory[large] - memory[small]
-    return {"small": few, "large": many, "ratio": many / few, "more_megabytes": more}
+    return {"small": times[small], "large": times[large], "more_megabytes": more}
 
 
 def store_on_disk(clients: int = 100_000, rounds: int = 200) -> dict[str, float]:

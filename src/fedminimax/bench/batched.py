@@ -1,0 +1,86 @@
+"""A round of LocalSGDA on AUC with the MLP 64-32-1, all clients at once, by hand: under vmap, and
+with the derivatives written out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedminimax.bench.ours import Steady
+
+FEATURES, HIDDEN = 64, 32
+SIZES = (HIDDEN * FEATURES, HIDDEN, HIDDEN, 1, 1, 1)  # of the weights, a and b
+
+
+class Given(NamedTuple):
+    """What a round starts from: the server's point, the rows of all, and those of each batch."""
+
+    x: Tensor
+    y: Tensor
+    features: Tensor
+    labels: Tensor
+    index: Tensor  # (steps, clients, batch)
+    weights: Tensor
+    share: float
+    lr: float
+
+
+def given_by(run: Steady) -> Given:
+    federation, state = run.federation, run.state
+    method, problem = federation.algorithm, federation.problem
+    steps = method.local_steps  # type: ignore[attr-defined]
+    draws = federation.sampler.draw(federation.everyone, state.iteration, steps)
+    index = draws.source.index[:, 0]
+    features, labels = federation.clients.train.columns
+    weights = (federation.weights / federation.weights.sum()).to(features.dtype)
+    share, lr = problem.positive_share, method.primal_lr  # type: ignore[attr-defined]
+    return Given(state.server.x, state.server.y, features, labels, index, weights, share, lr)
+
+
+def vmapped(given: Given) -> tuple[Tensor, Tensor]:
+    def loss(x: Tensor, y: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        first, shift, second, last, a, b = x.split(SIZES)
+        hidden = torch.relu(torch.addmm(shift, features, first.view(HIDDEN, FEATURES).T))
+        s, p, negative = torch.sigmoid(hidden @ second + last), given.share, 1 - labels
+        squares = (1 - p) * (s - a) ** 2 * labels + p * (s - b) ** 2 * negative
+        difference = p * s * negative - (1 - p) * s * labels
+        return (squares + 2 * (1 + y) * difference).mean() - p * (1 - p) * (y * y).sum()
+
+    def client(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = given.x, given.y
+        for step in range(len(features)):
+            along = grad(loss, argnums=(0, 1))(x, y, features[step], labels[step])
+            x, y = x - given.lr * along[0], y + given.lr * along[1]
+        return x, y
+
+    rows = given.features[given.index], given.labels[given.index]
+    x, y = vmap(client, in_dims=1)(*rows)
+    return given.weights @ x, given.weights @ y
+
+
+def written_out(given: Given) -> tuple[Tensor, Tensor]:
+    clients, p, lr = given.index.shape[1], given.share, given.lr
+    parts = [part.expand(clients, -1) for part in given.x.split(SIZES)]
+    first, shift, second, last, a, b = parts
+    first, y = first.reshape(clients, HIDDEN, FEATURES), given.y.expand(clients, -1)
+    for rows in given.index:
+        features, positive = given.features[rows], given.labels[rows]
+        count, negative = positive.shape[1], 1 - positive
+        hidden = torch.relu(torch.baddbmm(shift[:, None], features, first.transpose(1, 2)))
+        s = torch.sigmoid((hidden * second[:, None]).sum(2) + last)
+        above, below = (1 - p) * (s - a) * positive, p * (s - b) * negative
+        sign = p * negative - (1 - p) * positive
+        slope = 2 * (above + below + (1 + y) * sign) / count * s * (1 - s)
+        down = slope[:, :, None] * second[:, None] * (hidden > 0)
+        y_slope = 2 * (sign * s).mean(1, keepdim=True) - 2 * p * (1 - p) * y
+        second = second - lr * (slope[:, :, None] * hidden).sum(1)
+        first = first - lr * torch.bmm(down.transpose(1, 2), features)
+        shift, last = shift - lr * down.sum(1), last - lr * slope.sum(1, keepdim=True)
+        a = a + lr * 2 * above.mean(1, keepdim=True)
+        b = b + lr * 2 * below.mean(1, keepdim=True)
+        y = y + lr * y_slope
+    x = torch.cat([first.flatten(1), shift, second, last, a, b], 1)
+    return given.weights @ x, given.weights @ y

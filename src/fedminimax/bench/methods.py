@@ -1,0 +1,26 @@
+"""The three methods of the table, each with the loop that one would write for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedminimax.algorithms.ada_fgda import AdaFGDA
+from fedminimax.algorithms.codasca import Codasca
+from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.bench.by_hand import AdaFGDALoop, CodascaLoop, Loop, SGDALoop
+from fedminimax.types import Algorithm
+
+STEPS, BATCH = 4, 32
+
+
+class Method(NamedTuple):
+    name: str
+    algorithm: Algorithm
+    loop: type[Loop]
+
+
+METHODS = (
+    Method("local_sgda", LocalSGDA(local_steps=STEPS), SGDALoop),
+    Method("codasca", Codasca(local_steps=STEPS, stage_rounds=10**6), CodascaLoop),
+    Method("ada_fgda", AdaFGDA(local_steps=STEPS), AdaFGDALoop),
+)

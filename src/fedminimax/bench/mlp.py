@@ -1,0 +1,99 @@
+"""Small networks, many clients: compiled rounds against a loop over clients."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+
+import numpy as np
+import torch
+
+from fedminimax.bench.batched import given_by, vmapped, written_out
+from fedminimax.bench.measure import Call, Effort, alone, in_turn
+from fedminimax.bench.methods import BATCH, METHODS, STEPS, Method
+from fedminimax.bench.ours import CORES, Steady, labelled, mlp
+from fedminimax.bench.table import CannotMeasureError, Found, Row, at_least, faster, milliseconds
+from fedminimax.data.clients import Clients
+from fedminimax.engine.profile import Profile
+from fedminimax.problems.auc import AUC
+
+WHAT = f"MLP 64-32-1, {{}} clients, {STEPS} local steps, batch {BATCH}: {{}}"
+SGDA = METHODS[0]
+
+
+def rows() -> list[Row]:
+    found = []
+    for clients, least in ((100, 60.0), (1_000, 30.0)):
+        for method in METHODS:
+            name, what = f"mlp.{clients}.{method.name}", WHAT.format(f"{clients:,}", method.name)
+            measure = partial(against_loop, clients, method)
+            found.append(Row(name, what, "a loop over clients", at_least(least), measure))
+    what = WHAT.format(100, SGDA.name)
+    compiled, eager = f"{what}, compiled", f"{what}, vectorised"
+    written = "the same round with its derivatives written out, in torch.compile"
+    found.append(Row("mlp.compiled", compiled, written, at_least(0.9), compiled_by_hand))
+    by_vmap = "the same round under vmap, by hand"
+    found.append(Row("mlp.vectorised", eager, by_vmap, at_least(0.9), vectorised_by_hand))
+    return found
+
+
+def run_of(clients: int, method: Method, executor: str, threads: int = 1) -> Steady:
+    sizes = np.random.default_rng(0).integers(200, 400, clients).tolist()
+    data = Clients(labelled(sizes, (64,), torch.float32), batch_size=BATCH)
+    problem = AUC(mlp(), positive_share=0.1)
+    return Steady(problem, method.algorithm, data, executor, threads, first="vectorised")
+
+
+def against_loop(clients: int, method: Method, effort: Effort) -> Found:
+    run = run_of(clients, method, "compiled", threads_for(clients))
+    loop = method.loop(run, mlp())
+    times = in_turn({"ours": run, "loop": alone(loop)}, effort)
+    return faster(times["ours"], times["loop"], parts(run))
+
+
+def threads_for(clients: int) -> int:
+    """Cores for the operations of a round: what "auto" would try and find."""
+    return CORES if clients >= 1_000 else 1
+
+
+def parts(run: Steady, rounds: int = 20) -> str:
+    """Where the time of a round goes, in a sentence."""
+    profile = Profile()
+    run.executor.part = profile.part
+    for _ in range(rounds):
+        run()
+    del run.executor.part
+    told = [f"{name} {milliseconds(s / rounds)}" for name, (_, s) in profile.parts().items()]
+    return "a round is " + ", ".join(told)
+
+
+def compiled_by_hand(effort: Effort) -> Found:
+    run = run_of(100, SGDA, "compiled")
+    by_hand = torch_compiled(run)
+    times = in_turn({"ours": run, "other": alone(by_hand)}, effort)
+    return faster(times["ours"], times["other"], parts(run))
+
+
+def torch_compiled(run: Steady) -> Call:
+    given = given_by(run)
+    call = torch.compile(written_out, fullgraph=True, dynamic=False)
+
+    def by_hand() -> None:
+        with torch.no_grad():
+            call(given)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        try:
+            alone(by_hand)()
+        except Exception as error:
+            raise CannotMeasureError(f"torch.compile fails: {error}") from error
+    return by_hand
+
+
+def vectorised_by_hand(effort: Effort) -> Found:
+    run = run_of(100, SGDA, "vectorised")
+    given = copy.copy(given_by(run))
+    times = in_turn({"ours": run, "other": alone(lambda: vmapped(given))}, effort)
+    return faster(times["ours"], times["other"], parts(run))
