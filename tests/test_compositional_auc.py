@@ -11,7 +11,6 @@ from rows import labelled, labelled_rows, linear, mlp, seeded
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedminimax import bench
 from fedminimax.algorithms.local_scgdam import LocalSCGDAM
 from fedminimax.data.clients import Clients
 from fedminimax.engine.ask import SimulatedAsk
@@ -289,23 +288,3 @@ def test_a_round_sends_three_times_the_weights_and_eight(module):
     for way in ("bytes_up", "bytes_down"):
         sent = long.history[-1][way] - short.history[-1][way]
         assert sent == 8 * 5 * (3 * problem.network.length + 8)
-
-
-def test_the_bench_compares_a_step_with_what_it_cannot_do_without(monkeypatch):
-    """The Hessian product computes the gradient too: both sums are printed."""
-    timed = {
-        "gradient of cross-entropy": 1.0,
-        "Hessian of cross-entropy times a vector": 3.0,
-        "gradient of AUC": 2.0,
-        "a step": 5.5,
-    }
-
-    def medians(parts: dict[str, Any]) -> dict[str, float]:
-        assert list(parts) == list(timed)
-        return dict(timed)
-
-    monkeypatch.setattr(bench, "_medians", medians)
-    names, _, ratios = (list(column.cells) for column in bench.compositional_step().columns)
-    found = dict(zip(names, ratios, strict=True))
-    assert found["the step"] == f"{5.5 / 6:.2f}"
-    assert found["the step, in units of these two"] == f"{5.5 / 5:.2f}"
