@@ -21,6 +21,7 @@ from fedminimax import cli
 from fedminimax.config import Experiment
 from fedminimax.data.heart import FILES, HEADER
 from fedminimax.data.synthetic import QuadraticData
+from fedminimax.deploy.site_file import SiteFile
 from fedminimax.report.comparison import Comparison
 
 ROOT = Path(__file__).parent.parent
@@ -31,9 +32,9 @@ SHOWN = re.compile(r"<!-- made: script .*?<!-- end -->", re.DOTALL)
 LANGUAGES = ("python", "bash", "toml", "csv", "text")
 # Why a command is not run here, for the reader to see: it takes long, or needs what is not here.
 NOT_RUN = re.compile(r"# (takes|needs) ")
-# Their commands need the reader's own files, torchrun, or minutes: test_quickstart,
-# test_distributed and test_tuning_page run them.
-ELSEWHERE = ("docs/quickstart.md", "docs/cluster.md", "docs/tuning.md")
+# Their commands need the reader's own files, torchrun, a server, or minutes: test_quickstart,
+# test_distributed, test_tuning_page and test_deploying_page run them.
+ELSEWHERE = ("docs/quickstart.md", "docs/cluster.md", "docs/tuning.md", "docs/deploying.md")
 
 
 class Block(NamedTuple):
@@ -98,6 +99,10 @@ def test_python_runs(block, tmp_path, monkeypatch):
 @pytest.mark.parametrize("block", params("toml"))
 def test_settings_are_those_of_an_experiment(block, tmp_path):
     table = tomllib.loads(block.text)
+    if block.page == "docs/deploying.md":
+        (tmp_path / "site.toml").write_text(block.text)
+        assert SiteFile.read(tmp_path).data["label"] in block.text
+        return
     if "methods" in table:
         (tmp_path / "comparison.toml").write_text(block.text)
         assert Comparison(tmp_path / "comparison.toml").methods

@@ -16,6 +16,8 @@ from flare import Flare, free_port, provisioned, running, until
 
 pytest.importorskip("nvflare", reason="pip install 'fedminimax[nvflare]'")
 
+pytestmark = pytest.mark.slow
+
 CODASCA = {"name": "codasca", "lr": 0.5, "local_steps": 2, "stage_rounds": 7}
 TWENTY = experiment(HEART, "auc", CODASCA, rounds=20)
 LONG_RUN = experiment(HEART, "auc", CODASCA, rounds=60)
@@ -56,7 +58,6 @@ def handshake(known, folder=None, kit="kit"):
         return b""
 
 
-@pytest.mark.slow
 def test_the_server_speaks_to_nobody_without_a_certificate_of_its_authority(flare, tmp_path):
     other = provisioned(tmp_path)  # another authority, with sites of the same names
     until(lambda: handshake(flare.known, flare.home / "va"), "the server")
@@ -78,7 +79,6 @@ def sockets(kind):
     return Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
 
 
-@pytest.mark.slow
 def test_a_site_without_a_fitting_certificate_is_told_so(tmp_path):
     one, two = provisioned(tmp_path / "one"), provisioned(tmp_path / "two")
     one.hold(HEART)
@@ -95,7 +95,6 @@ def test_a_site_without_a_fitting_certificate_is_told_so(tmp_path):
     assert "is not of the authority that the invitation names" in one.said("va")
 
 
-@pytest.mark.slow
 def test_no_key_leaves_the_folder_it_was_made_in_and_no_code_comes_with_a_job(flare):
     for file in (flare.folder / "approved").glob("*.zip"):
         assert not [n for n in zipfile.ZipFile(file).namelist() if n.endswith(".key")]
@@ -109,13 +108,11 @@ def test_no_key_leaves_the_folder_it_was_made_in_and_no_code_comes_with_a_job(fl
         assert allowed[1:] == ["fedminimax.deploy.job.RunSite"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ada_fgda", "fess_gda", "local_scgdam", "fed_dr_scgd", "sagda"])
 def test_methods_on_flare(name, flare):
     assert_same(flare.run(EXPERIMENTS[name], name), simulated(EXPERIMENTS[name]))
 
 
-@pytest.mark.slow
 def test_server_and_site_killed_at_random_moments_change_nothing(flare):
     chance = random.Random(7)
     process = flare.begin(LONG_RUN, "killed", "--timeout", "10")
@@ -134,7 +131,6 @@ def test_server_and_site_killed_at_random_moments_change_nothing(flare):
     assert_same(flare.point("killed"), simulated(LONG_RUN))
 
 
-@pytest.mark.slow
 def test_a_site_that_stands_still_for_a_while_changes_nothing(flare):
     process = flare.begin(LONG_RUN, "stalled", "--timeout", "5")
     flare.reached("stalled", 5)
@@ -147,7 +143,6 @@ def test_a_site_that_stands_still_for_a_while_changes_nothing(flare):
     assert "site 'hungary'" in log
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["skip", "fail"])
 def test_a_site_that_dies_for_good(policy, tmp_path):
     with running(tmp_path) as flare:
@@ -171,14 +166,12 @@ def test_a_site_that_dies_for_good(policy, tmp_path):
             assert "The run stops" in ended["outcome"]
 
 
-@pytest.mark.slow
 def test_a_method_for_all_sites_is_refused_skip_at_once(flare):
     process = flare.begin(TWENTY, "refused", "--policy", "skip")
     assert process.wait(300) == 2
     assert "all sites take part, so none can be skipped" in flare.said("refused")
 
 
-@pytest.mark.slow
 def test_kits_made_centrally_and_plain_links_work_and_are_warned_of(tmp_path):
     flare = Flare(tmp_path / "c" / "sites", tmp_path / "c")
     made = subprocess.run(
