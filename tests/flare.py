@@ -20,7 +20,7 @@ from fedminimax.deploy.served import Served
 from fedminimax.experiment import load
 from fedminimax.types import Point
 
-LONG = 600.0  # seconds; nothing is waited for that long unless it is broken
+LONG = 1200.0  # seconds; nothing is waited for that long unless it is broken
 
 
 def free_port() -> int:

@@ -24,7 +24,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.engine import compiled, executors
 from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
-from fedminimax.engine.round import play_round
+from fedminimax.engine.round import play_round, play_rounds
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.trees import flat
 from fedminimax.engine.vectorised import Vectorised
@@ -59,9 +59,13 @@ def nothing_made_before(monkeypatch):
     monkeypatch.setattr(compiled, "_TRACED", {})
 
 
-def played(federation, state, store, executor: Executor, rounds: int = ROUNDS) -> Any:
-    for _ in range(rounds):
-        state = play_round(federation, state, store, executor)
+def played(
+    federation, state, store, executor: Executor, rounds: int = ROUNDS, together: int = ROUNDS
+) -> Any:
+    end = state.round + rounds
+    while state.round < end:
+        most = min(together, end - state.round)
+        state = play_rounds(federation, state, store, executor, most)
     return state
 
 
@@ -105,6 +109,46 @@ def test_machine_code_computes_what_clients_one_by_one_compute(row):
 
 def test_six_methods_are_compiled_in_the_fast_tests():
     assert {row.name for row in FIRST} >= set(SIX)
+
+
+class Counting(Compiled):
+    """How many rounds were played at once, each time."""
+
+    def __init__(self) -> None:
+        super().__init__(compiler=AsTraced())
+        self.counts: list[int] = []
+
+    def repeat(self, work, clocks):
+        done = super().repeat(work, clocks)
+        self.counts.append(len(clocks) if done is not None else 0)
+        return done
+
+
+@pytest.mark.parametrize(
+    ("method", "counts"),
+    [
+        (LocalSGDA(0.05, 0.05, local_steps=2), [9]),
+        # The last round of a stage is of another kind, and the first makes the clients' states.
+        (Codasca(lr=0.05, local_steps=2, stage_rounds=4), [2, 3]),
+        (LocalSGDA(0.05, 0.05, local_steps=20), []),
+        (FedNormSGDA(0.05, 0.05, client_steps=(1, 5, 2, 3, 4)), [9]),
+    ],
+    ids=["all", "stages", "long", "unequal"],
+)
+def test_how_many_rounds_are_played_together_changes_no_bit(method, counts):
+    ends = []
+    for together in (1, 9):
+        executor = Counting()
+        federation, state, store = federation_of(Quadratic(3), method, noisy_by_size())
+        state = played(federation, state, store, executor, 9, together)
+        ends.append((state, store.states))
+    assert [n for n in executor.counts if n] == counts
+    (one, kept), (other, also) = ends
+    assert (one.round, one.iteration, one.cost) == (other.round, other.iteration, other.cost)
+    for a, b in zip(
+        flat((one.server, *kept.values())), flat((other.server, *also.values())), strict=True
+    ):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

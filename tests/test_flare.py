@@ -8,11 +8,12 @@ import ssl
 import subprocess
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from deployment import EXPERIMENTS, HEART, SITES, assert_same, experiment, simulated
-from flare import Flare, free_port, provisioned, running, until
+from flare import LONG, Flare, free_port, provisioned, running, until
 
 pytest.importorskip("nvflare", reason="pip install 'fedminimax[nvflare]'")
 
@@ -115,20 +116,20 @@ def test_methods_on_flare(name, flare):
 
 def test_server_and_site_killed_at_random_moments_change_nothing(flare):
     chance = random.Random(7)
-    process = flare.begin(LONG_RUN, "killed", "--timeout", "10")
+    long = replace(LONG_RUN, run=replace(LONG_RUN.run, rounds=400))  # it must outlast the kills
+    process = flare.begin(long, "killed", "--timeout", "10")
     for victim in ("server", "va", "server"):
         done = flare.served("killed").beat().get("round", 0)
         flare.reached("killed", done + chance.randrange(2, 8))
         time.sleep(chance.random())
         session = flare.served("killed").session()
         flare.kill(victim)
-        flare.served("killed")
         while flare.served("killed").session() == session:
             assert process.poll() is None, flare.said("killed")
             time.sleep(0.2)
-    assert process.wait(600) == 0, flare.said("killed")
+    assert process.wait(LONG) == 0, flare.said("killed")
     assert flare.served("killed").session() >= 4
-    assert_same(flare.point("killed"), simulated(LONG_RUN))
+    assert_same(flare.point("killed"), simulated(long))
 
 
 def test_a_site_that_stands_still_for_a_while_changes_nothing(flare):
@@ -137,7 +138,7 @@ def test_a_site_that_stands_still_for_a_while_changes_nothing(flare):
     flare.kill("hungary", signal.SIGSTOP)
     time.sleep(20)
     flare.kill("hungary", signal.SIGCONT)
-    assert process.wait(600) == 0, flare.said("stalled")
+    assert process.wait(LONG) == 0, flare.said("stalled")
     assert_same(flare.point("stalled"), simulated(LONG_RUN))
     log = (flare.served("stalled").path / "sites.log").read_text()
     assert "site 'hungary'" in log
@@ -153,7 +154,7 @@ def test_a_site_that_dies_for_good(policy, tmp_path):
         flare.processes["dead"] = struck
         flare.kill("dead")
         struck.kill()
-        code = process.wait(600)
+        code = process.wait(LONG)
         ended = flare.served(policy).ended()
         if policy == "skip":
             assert (code, ended["outcome"], ended["rounds"]) == (0, "finished", 60)

@@ -57,13 +57,14 @@ def threads_for(clients: int) -> int:
     return CORES if clients >= 1_000 else 1
 
 
-def parts(run: Steady, rounds: int = 20) -> str:
+def parts(run: Steady, calls: int = 20) -> str:
     """Where the time of a round goes, in a sentence."""
     profile = Profile()
     run.executor.part = profile.part
-    for _ in range(rounds):
+    for _ in range(calls):
         run()
     del run.executor.part
+    rounds = calls * run.rounds
     told = [f"{name} {milliseconds(s / rounds)}" for name, (_, s) in profile.parts().items()]
     return "a round is " + ", ".join(told)
 

@@ -1,8 +1,9 @@
-"""The engine's side of a row: a simulated run past its first rounds, a call of which is a round."""
+"""The engine's side of a row: a simulated run past its first rounds."""
 
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from fedminimax.bench.table import CannotMeasureError
 from fedminimax.data.clients import Clients
 from fedminimax.engine.compiled import missing_compiler
 from fedminimax.engine.executors import make
-from fedminimax.engine.round import Federation, State, play_round
+from fedminimax.engine.round import Federation, State, play_rounds
 from fedminimax.engine.store import Store
 from fedminimax.engine.work import Executor
 from fedminimax.models.tabular import MLP
@@ -24,7 +25,7 @@ CORES = os.cpu_count() or 1
 
 
 class Steady:
-    """A run; each call plays its next round."""
+    """A run; each call plays its next rounds, one unless said, and tells the seconds of a round."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class Steady:
         threads: int | None = None,
         cohort: int | None = None,
         first: str = "threads",  # the executor of the first rounds
+        rounds: int = 1,
     ):
         weights = clients.weight_vector(problem.client_weights)
         cohort = len(clients) if cohort is None else cohort
@@ -45,14 +47,20 @@ class Steady:
         dtype = clients.train.columns[0].dtype
         point = point._replace(x=point.x.to(dtype), y=point.y.to(dtype))
         self.state = State(0, 0, algorithm.init_server(problem, point), Cost())
-        self.executor = opening = make(first)
+        self.rounds, self.executor = 1, make(first)
+        opening = self.executor
         for _ in range(FIRST_ROUNDS):
             self()
         opening.close()
         self.executor = compiling(threads) if executor == "compiled" else _made(executor, threads)
+        self.rounds = rounds
 
-    def __call__(self) -> None:
-        self.state = play_round(self.federation, self.state, self.store, self.executor)
+    def __call__(self) -> float:
+        begun, end = time.perf_counter(), self.state.round + self.rounds
+        while (left := end - self.state.round) > 0:
+            common = (self.federation, self.state, self.store, self.executor)
+            self.state = play_rounds(*common, left)
+        return (time.perf_counter() - begun) / self.rounds
 
 
 def _made(executor: str, threads: int | None) -> Executor:

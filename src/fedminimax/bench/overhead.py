@@ -16,6 +16,7 @@ from fedminimax.problems.functions import Minimax
 from fedminimax.types import Batch
 
 CLIENTS, NUMBERS = 10, 1_000
+ROUNDS = 50  # between two looks of a run at anything else
 
 
 def rows() -> list[Row]:
@@ -39,6 +40,6 @@ def nothing(x: torch.Tensor, y: torch.Tensor, batch: Batch) -> torch.Tensor:
 def overhead(executor: str, effort: Effort) -> Found:
     problem = Minimax(nothing, torch.zeros(NUMBERS))
     clients = Clients([(torch.zeros(8, 1),)] * CLIENTS, batch_size=4)
-    run = Steady(problem, FedAvg(local_steps=1), clients, executor, 1, first="vectorised")
+    run = Steady(problem, FedAvg(local_steps=1), clients, executor, 1, None, "vectorised", ROUNDS)
     found = spread([1e6 * s for s in in_turn({"ours": run}, effort)["ours"].turns])
     return Found(found, f"{found.median:.0f} microseconds", why=parts(run, 200))

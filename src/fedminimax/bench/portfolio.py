@@ -19,6 +19,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.problems.portfolio import Portfolio
 
 WORKERS, ASSETS, ROWS, STEPS = 8, 100, 500, 4
+ROUNDS = 50  # in a call, as JAX has them
 LR, RATE = 0.01, 0.5
 WHAT = f"portfolio, {WORKERS} workers, {ASSETS} assets, batch 1, {STEPS} local steps: fed_dr_scgd"
 
@@ -42,20 +43,20 @@ def run_of(executor: str = "compiled") -> Steady:
     rows = seeded(lambda: torch.randn(WORKERS, ROWS, ASSETS, dtype=torch.float64))
     clients = Clients([(own,) for own in rows], batch_size=1)
     method = FedDRSCGD(lr=LR, recursion_rate=RATE, local_steps=STEPS)
-    return Steady(Portfolio(ASSETS), method, clients, executor, 1, first="vectorised")
+    return Steady(Portfolio(ASSETS), method, clients, executor, 1, None, "vectorised", ROUNDS)
 
 
 def against_numpy(step: Step, effort: Effort) -> Found:
     run = run_of()
     times = in_turn({"ours": run, "numpy": alone(NumpyRun(run, step))}, effort)
-    return faster(times["ours"], times["numpy"], parts(run, 200))
+    return faster(times["ours"], times["numpy"], parts(run))
 
 
 def against_jax(folder: Folder, effort: Effort) -> Found:
     run = run_of()
     with talking(JAX, folder) as peer:
         times = in_turn({"ours": run, "jax": peer}, effort)
-    return faster(times["ours"], times["jax"], parts(run, 200))
+    return faster(times["ours"], times["jax"], parts(run))
 
 
 class Estimates(NamedTuple):

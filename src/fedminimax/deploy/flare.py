@@ -156,7 +156,7 @@ class Supervisor:
             ended = self._followed(session)
             if ended is not None and not ended["again"]:
                 return ended
-            reason = ended["outcome"] if ended else "the server of the run is silent"
+            reason = ended["outcome"] if ended else self._silence(session)
             self.say(f"{reason}; the run is submitted again")
             self._abort()
             session = self.served.session()
@@ -179,6 +179,14 @@ class Supervisor:
                 return None
             if not begun and time.monotonic() - submitted > PATIENCE:
                 return None
+
+    def _silence(self, session: int) -> str:
+        if self.served.session() > session:
+            return "the server of the run is silent"
+        return (
+            f"the run did not begin within {PATIENCE:g} s (the logs in {self.consortium / 'server'} "
+            "and in the sites' kits say why)"
+        )
 
     def _submitted(self) -> bool:
         folder = self.consortium / "job"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cache, partial, reduce
@@ -85,11 +85,16 @@ class Graph(NamedTuple):
     """A span of a phase, ready to be called."""
 
     call: Callable[[list[Tensor]], list[Tensor]]
+    used: tuple[int, ...]  # the inputs that matter; each takes time to hand over
     form: Any  # what it returns is built like this
     bytes_up: int
     bytes_down: int  # to each client
     rates: tuple[Tensor, ...]
     serves: tuple[Phase, Problem]  # keeps alive what the key of this graph names
+
+    def run(self, given: list[Tensor]) -> list[Tensor]:
+        whole = [*given, *self.rates]
+        return self.call([whole[place] for place in self.used])
 
 
 class Served(NamedTuple):
@@ -103,6 +108,7 @@ class Served(NamedTuple):
 
 class Compiled(Executor):
     name = "compiled"
+    repeatable = UNROLLED
 
     def __init__(self, threads: int | None = None, compiler: Compiler | None = None):
         self.threads = threads or 1
@@ -133,7 +139,7 @@ class Compiled(Executor):
                 if graph is None:
                     return self.eager.exchange(work)
                 with self.part("compiled: local steps, averaging, server step"):
-                    state = rebuilt(graph.form, graph.call([*given, *graph.rates]))
+                    state = rebuilt(graph.form, graph.run(given))
         ended: Ended = state
         assert graph is not None
         bad = None
@@ -142,8 +148,40 @@ class Compiled(Executor):
         down = graph.bytes_down * len(work.cohort)
         return Exchanged(ended.server, ended.kept, graph.bytes_up, down, bad)
 
+    def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
+        """What one round returns goes into the next as it is: nothing of Python's is in between."""
+        if work.clock.round.device.type != "cpu":
+            return None
+        span = next(spans(work.most_steps, UNROLLED))
+        inputs = Inputs.of(work, work.kept, span)
+        given = [v.contiguous() for v in flat(inputs)]
+        moving = len(flat((work.server, work.kept)))
+        index = moving + len(inputs.source.columns)
+        times = len(given) - len(flat((inputs.clock, *inputs[inputs._fields.index("steps") :])))
+        rows = work.draws.source.index
+        batches = rows.split(span.count) if len(rows) > 1 else (rows,) * len(clocks)
+        flags: list[Tensor] = []
+        with _threads(self.threads), torch.no_grad():
+            graph = self._graph(work, span, inputs, given)
+            if graph is None:
+                return None
+            with self.part("compiled: local steps, averaging, server step"):
+                for clock, own in zip(clocks, batches, strict=True):
+                    given[index] = own
+                    given[times : times + len(clock)] = clock
+                    *moved, finite = graph.run(given)
+                    flags.append(finite)
+                    if len(flags) == 1 and _shapes(moved) != _shapes(given[:moving]):
+                        return None  # the next round is of another kind
+                    given[:moving] = [v.contiguous() for v in moved]
+        if not bool(torch.stack(flags).all()):
+            return None
+        ended: Ended = rebuilt(graph.form, [*given[:moving], flags[-1]])
+        down = graph.bytes_down * len(work.cohort)
+        return Exchanged(ended.server, ended.kept, graph.bytes_up, down, None)
+
     def _graph(self, work: Work, span: Span, inputs: Inputs, given: list[Tensor]) -> Graph | None:
-        shapes = [v.shape for v in given], [v.dtype for v in given]
+        shapes = _shapes(given)
         last, rest = self._last, (work.problem, work.leave, span, work.unequal)
         # Most phases are of the kind of the one before; hooks that are methods are then equal.
         if last is not None and (last.phase, last.shapes, last.rest) == (work.phase, shapes, rest):
@@ -185,7 +223,7 @@ class Compiled(Executor):
     def _made(self, work: Work, span: Span, inputs: Inputs, key: tuple) -> Graph:
         traced = self._traced.pop(key, None) or self._trace(work, span, inputs)
         given = _apart(inputs._replace(rates=traced.rates))
-        call = compiled(traced.module, given, self._compiler)
+        call = compiled(traced.module, [given[p] for p in traced.used], self._compiler)
         return Graph(call, *traced[1:], (work.phase, work.problem))
 
     def _trace(self, work: Work, span: Span, inputs: Inputs) -> Traced:
@@ -208,6 +246,10 @@ class Compiled(Executor):
         return traced
 
 
+def _shapes(values: list[Tensor]) -> tuple[list[torch.Size], list[torch.dtype]]:
+    return [v.shape for v in values], [v.dtype for v in values]
+
+
 def not_compiled(error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
@@ -218,6 +260,7 @@ def not_compiled(error: Exception) -> str:
 
 class Traced(NamedTuple):
     module: GraphModule
+    used: tuple[int, ...]
     form: Any
     bytes_up: int
     bytes_down: int
@@ -247,9 +290,15 @@ def trace(work: Work, span: Span, inputs: Inputs) -> Traced:
     # What writes into a tensor becomes an operation that makes a new one.
     module = make_fx(functionalize(operations))(*_apart(inputs))
     module.graph.eliminate_dead_code()
+    places = enumerate(node for node in module.graph.nodes if node.op == "placeholder")
+    used, idle = [], []
+    for place, node in places:
+        (used if node.users else idle).append((place, node))
+    for _, node in idle:
+        module.graph.erase_node(node)
     module.recompile()
     form = tree_map(lambda tensor: torch.empty(0), form)  # only its structure is needed
-    return Traced(module, form, bytes_up, bytes_down, inputs.rates)
+    return Traced(module, tuple(p for p, _ in used), form, bytes_up, bytes_down, inputs.rates)
 
 
 def _apart(inputs: Inputs) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedminimax.engine.compiled import Compiled, missing_compiler, not_compiled
@@ -14,6 +15,7 @@ from fedminimax.engine.memory import keep_freed_memory
 from fedminimax.engine.threads import Threads
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.engine.work import ClientError, Exchanged, Executor, Result, Work
+from fedminimax.types import Clock
 
 NAMES = ("auto", "debug", "threads", "vectorised", "compiled")
 
@@ -66,6 +68,10 @@ class Auto(Executor):
         return self._chosen.threads
 
     @property
+    def repeatable(self) -> int:  # type: ignore[override]
+        return self._chosen.repeatable if self._timed else 0
+
+    @property
     def eager(self) -> Executor:
         if self._timed:
             return self._chosen.eager
@@ -81,6 +87,9 @@ class Auto(Executor):
     def exchange(self, work: Work) -> Exchanged:
         self._choose(work)
         return self._chosen.exchange(work)
+
+    def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
+        return self._chosen.repeat(work, clocks)
 
     def close(self) -> None:
         self._chosen.close()

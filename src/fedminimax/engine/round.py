@@ -27,7 +27,7 @@ from fedminimax.engine.work import (
 )
 from fedminimax.metrics.optimality import Drift
 from fedminimax.random import distinct, key, words
-from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem
+from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem, whole
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,14 @@ class Federation:
     def everyone(self) -> np.ndarray:
         return np.arange(len(self.clients))
 
-    def draw_cohort(self, server: Any, round: int, phase: int) -> np.ndarray:
+    @cached_property
+    def complete(self) -> bool:
+        """Do all clients take part in every round, as far as phases say nothing else?"""
         inherited = getattr(self.algorithm.draw_cohort, "__func__", None) is Algorithm.draw_cohort
-        if inherited and self.cohort == len(self.clients):
+        return inherited and self.cohort == len(self.clients)
+
+    def draw_cohort(self, server: Any, round: int, phase: int) -> np.ndarray:
+        if self.complete:
             return self.everyone
         drawing = key(self.seed, "cohort", round, phase)
         uniform = words(drawing, np.arange(self.cohort)) / 2**32
@@ -100,6 +105,27 @@ class Federation:
             return np.full(len(cohort), phase.steps, dtype=np.int64)
         own = self.algorithm.steps
         return np.array([own(round, k) for k in cohort.tolist()], dtype=np.int64)
+
+    def clocks(self, first: Clock, count: int, drawn: int) -> list[Clock]:
+        """The times of so many rounds of one phase that begin with the first."""
+        ahead = torch.arange(count, device=first.round.device)
+        rounds = (first.round + ahead).unbind()
+        iterations = (first.iteration + drawn * ahead).unbind()
+        begun = int(first.round)
+        stages = [whole(self.algorithm.stage(begun + i), ahead.device) for i in range(count)]
+        fixed = first._asdict()
+        return [
+            Clock(**fixed | {"round": r, "iteration": i, "stage": s})
+            for r, i, s in zip(rounds, iterations, stages, strict=True)
+        ]
+
+    def alike(self, round: int, phase: Phase, steps: np.ndarray) -> bool:
+        """Has that round this phase and no other, with these steps of all clients?"""
+        if self.algorithm.phases(round) != (phase,):
+            return False
+        inherited = getattr(self.algorithm.steps, "__func__", None) is Algorithm.steps
+        same = inherited or phase.steps is not None
+        return same or np.array_equal(self._steps(round, phase, self.everyone), steps)
 
     def _share(self, phase: Phase, cohort: np.ndarray) -> float:
         if phase.cohort == "auxiliary":
@@ -181,6 +207,52 @@ def play_round(
             drawn = max(drawn, most)
         spent += phase_cost(work, done)
     return State(state.round + 1, iteration + drawn, server, state.cost + crew.total(spent))
+
+
+@torch.no_grad()
+def play_rounds(
+    federation: Federation, state: State, store: ClientStore, executor: Executor, most: int
+) -> State:
+    """A round, or several of at most `most` where the executor can play them at once. How many are
+    played together changes no number."""
+    return _repeated(federation, state, store, executor, most) or play_round(
+        federation, state, store, executor
+    )
+
+
+def _repeated(
+    federation: Federation, state: State, store: ClientStore, executor: Executor, most: int
+) -> State | None:
+    """The next rounds of one kind, if there are several and the executor can play them at once."""
+    if most < 2 or not executor.repeatable or not federation.complete or federation.crew.size > 1:
+        return None
+    algorithm, cohort = federation.algorithm, federation.everyone
+    phase, *others = algorithm.phases(state.round)
+    if others or phase.cohort == "auxiliary" or len(store.missing(cohort)):
+        return None
+    clock, steps = federation.clock(state.round, 0, phase, cohort, state.iteration)
+    each = int(steps.max())
+    if not 0 < each <= executor.repeatable:
+        return None
+    end = state.round + 1
+    while end < state.round + most and federation.alike(end, phase, steps):
+        end += 1
+    count = end - state.round
+    if count == 1:
+        return None
+    drawn = each if phase.data == "minibatch" else 0
+    clocks = federation.clocks(clock, count, drawn)
+    with executor.part("data"):
+        draws = federation.draws(phase, cohort, state.iteration, each * count)
+    leave = kept_type(algorithm.keep)
+    about = (federation.problem, phase, state.server, store.load(cohort), leave, draws, clock)
+    work = Work(*about, cohort, steps, federation.shares(phase, cohort))
+    done = executor.repeat(work, clocks)
+    if done is None:
+        return None
+    store.save(cohort, done.kept)
+    cost = state.cost + Cost(*(count * spent for spent in phase_cost(work, done)))
+    return State(state.round + count, state.iteration + count * drawn, done.server, cost)
 
 
 def _not_finite(work: Work, bad: str, crew: Crew) -> str:

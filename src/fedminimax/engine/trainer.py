@@ -19,13 +19,14 @@ from fedminimax.engine.device import chance
 from fedminimax.engine.disk_store import DiskStore
 from fedminimax.engine.folder import RunFolder, environment
 from fedminimax.engine.profile import Profile, untimed
-from fedminimax.engine.round import Federation, State, play_round
+from fedminimax.engine.round import Federation, State, play_round, play_rounds
 from fedminimax.engine.store import ClientStore
 from fedminimax.engine.trees import grown, leaves
 from fedminimax.engine.work import Executor, kept_type
 from fedminimax.metrics.optimality import DRIFT, Drift, measure
 from fedminimax.types import Cost, NonFiniteError, Point
 
+MOST_SECONDS = 0.05  # in which nobody can interrupt a run or sees how far it is
 FINISHED = "finished"
 STOPPED, REACHED = "stopped early", "reached"
 
@@ -89,6 +90,7 @@ class Trainer:
         self.best: Best | None = None
         self.drift: Drift | None = None  # of the round just played
         self.waited = 0  # evaluations since the best one
+        self._together = 1  # rounds at once, at most
         self.outcome = FINISHED
         self.part = untimed if plan.profile is None else plan.profile.part
 
@@ -171,15 +173,27 @@ class Trainer:
         return done % self.plan.evaluate_every == 0 or done == self.plan.rounds
 
     def _play(self) -> None:
-        """A round; the last one before an evaluation is watched, if its drift is to be logged."""
-        watched = DRIFT in self.plan.measures and self._evaluates(self.state.round + 1)
-        self.drift = Drift(self.point) if watched else None
-        self.state = play_round(self.federation, self.state, self.store, self.executor, self.drift)
-        if self.drift is not None:
-            # What the watching adds to the replies is not training.
-            self.state = self.state._replace(
-                cost=self.state.cost + Cost(bytes_up=-self.drift.bytes)
-            )
+        """A round, or several that can be played at once; the last one before an evaluation is
+        watched, if its drift is to be logged."""
+        watched = DRIFT in self.plan.measures
+        common = (self.federation, self.state, self.store, self.executor)
+        if not watched or not self._evaluates(self.state.round + 1):
+            begun = time.perf_counter()
+            self.drift = None
+            self.state = play_rounds(*common, min(self._together, self._until_due() - watched))
+            quick = time.perf_counter() - begun < MOST_SECONDS
+            self._together = 2 * self._together if quick else max(1, self._together // 2)
+            return
+        self.drift = Drift(self.point)
+        self.state = play_round(*common, self.drift)
+        # What the watching adds to the replies is not training.
+        self.state = self.state._replace(cost=self.state.cost + Cost(bytes_up=-self.drift.bytes))
+
+    def _until_due(self) -> int:
+        """Rounds until there is something to do beside them."""
+        plan, done = self.plan, self.state.round
+        every = [plan.evaluate_every] + [plan.checkpoint_every] * (self.folder is not None)
+        return min(plan.rounds - done, *(each - done % each for each in every))
 
     def save_final(self, moments: Tensor | None) -> None:
         """The result, and nothing that differs between two runs that computed the same."""

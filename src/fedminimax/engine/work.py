@@ -102,6 +102,7 @@ class Executor(ABC):
 
     name: str
     threads: int = 1
+    repeatable: int = 0  # local steps in a round, at most, of those that `repeat` can play
     part: Callable[[str], AbstractContextManager[None]] = staticmethod(untimed)
 
     @abstractmethod
@@ -118,6 +119,13 @@ class Executor(ABC):
             new = work.phase.aggregate(work.problem, work.server, average, work.clock)
         down = bytes_of(work.down) * len(work.cohort)
         return Exchanged(new, kept, bytes_of(up), down, bad_field(average, new, kept))
+
+    def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
+        """The phase once for each clock, in rounds that differ in nothing else but their batches,
+        of which `work` has those of all rounds; returned is what the last of them leaves behind.
+        None: it cannot be done, or a number is not finite; the rounds are then to be played one by
+        one."""
+        return None
 
     @property
     def eager(self) -> Executor:
