@@ -53,6 +53,7 @@ def test_batched_rounds_by_hand_compute_what_the_engine_computes(by_hand):
 @pytest.mark.parametrize("sweep", [portfolio.sweep, portfolio.merged_sweep])
 def test_numpy_computes_what_the_engine_computes(sweep, monkeypatch):
     monkeypatch.setattr(portfolio, "ASSETS", 5)
+    monkeypatch.setattr(portfolio, "ROUNDS", 1)
     run = portfolio.run_of("debug")
     other = portfolio.NumpyRun(run, sweep)
     other()

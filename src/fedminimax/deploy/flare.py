@@ -183,9 +183,10 @@ class Supervisor:
     def _silence(self, session: int) -> str:
         if self.served.session() > session:
             return "the server of the run is silent"
+        logs = self.consortium / "server"
         return (
-            f"the run did not begin within {PATIENCE:g} s (the logs in {self.consortium / 'server'} "
-            "and in the sites' kits say why)"
+            f"the run did not begin within {PATIENCE:g} s (the logs in {logs} and in the sites' "
+            "kits say why)"
         )
 
     def _submitted(self) -> bool:

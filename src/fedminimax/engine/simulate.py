@@ -107,7 +107,8 @@ def simulate(
       or in a temporary one; for many clients, of which only a cohort is in memory at a time.
     - evaluate_clients: how many clients evaluations ask, drawn once by the seed; None: all. Their
       weights add up to one. What the problem learns before the first round it asks all clients.
-    - on_record, on_round: called with each record, and after each round.
+    - on_record: called with each record. on_round: called with the number of rounds played, after
+      each round, or after several that were played at once.
     - interrupted: asked after each round; once it is true, a checkpoint is written to the folder
       and Interrupted, a KeyboardInterrupt, raised.
     - profile: told where the time goes.

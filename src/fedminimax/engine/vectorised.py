@@ -12,17 +12,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedminimax.engine.debug import Debug
-from fedminimax.engine.trees import tree_map
+from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.work import Executor, Result, Work, at_step, begin, finish, step
 from fedminimax.types import Clock, Draw
 
-
-def _differing(*names: str) -> Any:
-    """vmap's in_dims for a clock in which these fields differ between clients."""
-    return Clock(*(0 if name in names else None for name in Clock._fields))  # type: ignore[arg-type]
-
-
-_CLOCK = _differing("steps", "client")
 MOST_NUMBERS = 4_000_000  # of a cohort's rows, gathered at once
 
 
@@ -90,7 +83,6 @@ def walk(
 ) -> Any:
     """All clients through a span: from what they kept, if it opens the phase, to their replies, if
     it closes it. All that depends on the method is a function of tensors."""
-    clock = work.clock._replace(steps=steps.to(work.clock.steps.dtype), client=cohort)
 
     def part(state: Any, draws: tuple[Draw, ...], clock: Clock) -> Any:
         client = begin(work, state, clock) if span.opens else state
@@ -100,7 +92,17 @@ def walk(
             client = _only_where(first + number < clock.steps, new, client) if work.unequal else new
         return finish(work, client, at_step(clock, clock.steps.long())) if span.closes else client
 
-    return vmap(part, in_dims=(0, 0, _CLOCK))(state, draws, clock)
+    given, form = (state, draws), None
+
+    def flattened(steps: Tensor, cohort: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What vmap sees: it takes long over anything but tensors in a row."""
+        nonlocal form
+        clock = work.clock._replace(steps=steps, client=cohort)
+        form = part(*rebuilt(given, list(tensors)), clock)
+        return tuple(flat(form))
+
+    found = vmap(flattened)(steps.to(work.clock.steps.dtype), cohort, *flat(given))
+    return rebuilt(form, list(found))
 
 
 def _only_where(active: Tensor, new: Any, old: Any) -> Any:
