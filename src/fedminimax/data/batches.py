@@ -8,6 +8,7 @@ batch of rows uses all of them in every step.
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from fedminimax.types import Batch, Draw, batch_of
 _POSITIONS = 1 << 30
 _LAST = np.iinfo(np.int64).max
 MOST_AHEAD = 500_000  # row numbers drawn ahead
+MOST_SHUFFLED = 4_000_000  # row numbers of permutations that are made at once
 
 
 class Pool:
@@ -35,44 +37,53 @@ class Pool:
         self.sizes, self._starts = sizes, starts
         self._rows = rows
         self._stream = stream
-        self._cohort: np.ndarray | None = (
-            None  # a memo of the permutations in use; results do not depend on it
-        )
+        # A memo of the permutations in use; results do not depend on it.
+        self._cohort: np.ndarray | None = None
 
     def take(self, cohort: np.ndarray, iterations: np.ndarray, count: int) -> np.ndarray:
-        """(iterations, clients, count) global row numbers; a pool of fewer rows than `count` is
-        repeated cyclically."""
+        """(iterations, clients, count) global row numbers of iterations that follow each other; a
+        pool of fewer rows than `count` is repeated cyclically."""
+        if not len(iterations):
+            return np.empty((0, len(cohort), count), dtype=np.int64)
         sizes = self.sizes[cohort]
         passes = np.maximum(sizes // count, 1)
         epoch, slot = np.divmod(iterations[:, None], passes)
+        # Each client's passes, one behind the other: a permutation for each.
+        lengths = epoch[-1] - epoch[0] + 1
+        ends = np.cumsum(lengths)
+        if len(iterations) > 1 and ends[-1] * int(sizes.max()) > MOST_SHUFFLED:
+            halves = np.array_split(iterations, 2)
+            return np.concatenate([self.take(cohort, half, count) for half in halves])
+        starts = ends - lengths
+        place = np.repeat(np.arange(len(cohort)), lengths)
+        which = epoch[0][place] + np.arange(ends[-1]) - starts[place]
+        order = self._orders(cohort, place, which)
+        self._cohort, self._epoch, self._order = cohort.copy(), epoch[-1], order[ends - 1]
         column = (slot[..., None] * count + np.arange(count)) % sizes[:, None]
-        chosen = np.empty_like(column)
-        # Iterations between which no client begins a new pass are looked up together.
-        turns = np.flatnonzero((epoch[1:] != epoch[:-1]).any(axis=1)) + 1
-        for part in np.split(np.arange(len(iterations)), turns) if len(iterations) else ():
-            order = self._orders(cohort, epoch[part[0]])
-            chosen[part] = np.take_along_axis(order[None], column[part], axis=2)
+        chosen = order[(starts + epoch - epoch[0])[..., None], column]
         found = self._starts[cohort][:, None] + chosen
         return found if self._rows is None else self._rows[found]
 
-    def _orders(self, cohort: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        if self._cohort is None or not np.array_equal(cohort, self._cohort):
-            self._cohort = cohort.copy()
-            self._epoch = np.full(len(cohort), -1)
-            self._order = np.zeros((len(cohort), int(self.sizes[cohort].max())), dtype=np.int64)
-        stale = np.flatnonzero(epoch != self._epoch)
-        if len(stale):
-            sizes = self.sizes[cohort[stale]]
-            position = np.arange(int(sizes.max()))
-            keys = words(self._stream, cohort[stale, None], epoch[stale, None], position[None, :])
+    def _orders(self, cohort: np.ndarray, place: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+        """A permutation for each pass of the client in that place of the cohort."""
+        sizes = self.sizes[cohort[place]]
+        position = np.arange(int(sizes.max()))
+        order = np.empty((len(place), len(position)), dtype=np.int64)
+        known = np.zeros(len(place), dtype=bool)
+        if self._cohort is not None and np.array_equal(cohort, self._cohort):
+            known = epoch == self._epoch[place]
+            order[known] = self._order[place[known]]
+        new = ~known
+        if new.any():
+            drawn, length = cohort[place[new], None], sizes[new, None]
+            keys = words(self._stream, drawn, epoch[new, None], position[None, :])
             # The position rides in the low bits: keys never tie, and sorting values beats an
-            # argsort.
-            # Positions behind a client's last row sort to the end, so one sort serves all sizes.
-            keys = np.where(position[None, :] < sizes[:, None], (keys << 30) | position, _LAST)
+            # argsort. Positions behind a client's last row sort to the end, so one sort serves all
+            # sizes.
+            keys = np.where(position[None, :] < length, (keys << 30) | position, _LAST)
             keys.sort(axis=1)
-            self._order[stale, : len(position)] = keys & (_POSITIONS - 1)
-            self._epoch[stale] = epoch[stale]
-        return self._order
+            order[new] = keys & (_POSITIONS - 1)
+        return order
 
 
 class Draws:
@@ -180,6 +191,8 @@ class Sampler:
         self.clients, self.levels = clients, levels
         self.size = None if clients.batch_size is None else clients.batch_size * times
         self._block: Block | None = None
+        self._worker: ThreadPoolExecutor | None = None
+        self._coming: Future[Block] | None = None
         shards = clients.train
         self._streams = [key(seed, purpose, level) for level in range(levels)]
         if clients.sampling == "balanced":
@@ -214,15 +227,37 @@ class Sampler:
         """Row numbers of `steps` iterations; if the cohort stays the same, of many at a time."""
         block = self._block
         if block is None or not _equal(block.cohort, cohort):
-            block = Block(cohort, iteration, self._index(cohort, iteration, steps))
+            self._wait()
+            block = self._drawn(cohort, iteration, steps)
         elif not block.holds(iteration, steps):
-            # Twice as many each time: a cohort that returns by chance, or a run that is soon over,
-            # does not pay for draws that nobody uses.
-            most = MOST_AHEAD // max(block.index[:1].size, 1)
-            more = max(steps, min(2 * len(block.index), most))
-            block = Block(block.cohort, iteration, self._index(cohort, iteration, more))
+            block = self._next(block, iteration, steps)
         self._block = block
         return block.index[iteration - block.first :][:steps]
+
+    def _next(self, block: Block, iteration: int, steps: int) -> Block:
+        """From that iteration on, with what was drawn in the meantime; and while it is used, the
+        next is drawn."""
+        found, most = block.since(iteration), MOST_AHEAD // max(block.index[:1].size, 1)
+        if (ready := self._wait()) is not None:
+            found = found.followed_by(ready)
+        if not found.holds(iteration, steps):
+            # Twice as many each time: a cohort that returns by chance, or a run that is soon over,
+            # does not pay for draws that nobody uses.
+            more = max(steps, min(2 * len(block.index), most)) - len(found.index)
+            found = found.followed_by(self._drawn(found.cohort, found.end, more))
+        more = max(steps, min(2 * len(found.index), most))
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "batches")
+        self._coming = self._worker.submit(self._drawn, found.cohort, found.end, more)
+        return found
+
+    def _wait(self) -> Block | None:
+        """What is being drawn; permutations have one user at a time."""
+        coming, self._coming = self._coming, None
+        return None if coming is None else coming.result()
+
+    def _drawn(self, cohort: np.ndarray, iteration: int, steps: int) -> Block:
+        return Block(cohort, iteration, self._index(cohort, iteration, steps))
 
     def _index(self, cohort: np.ndarray, iteration: int, steps: int) -> np.ndarray:
         iterations = np.arange(iteration, iteration + steps)
@@ -260,5 +295,20 @@ class Block(NamedTuple):
     first: int  # iteration
     index: np.ndarray  # (iterations, levels, clients, batch)
 
+    @property
+    def end(self) -> int:
+        return self.first + len(self.index)
+
     def holds(self, iteration: int, steps: int) -> bool:
-        return self.first <= iteration and iteration + steps <= self.first + len(self.index)
+        return self.first <= iteration and iteration + steps <= self.end
+
+    def since(self, iteration: int) -> Block:
+        """What it has of that iteration and later ones; nothing, if it has not that one."""
+        if not self.first <= iteration <= self.end:
+            return Block(self.cohort, iteration, self.index[:0])
+        return Block(self.cohort, iteration, self.index[iteration - self.first :])
+
+    def followed_by(self, other: Block) -> Block:
+        if other.first != self.end:
+            return self
+        return self._replace(index=np.concatenate([self.index, other.index]))

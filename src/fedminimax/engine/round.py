@@ -136,11 +136,17 @@ class Federation:
 
     def shares(self, phase: Phase, cohort: np.ndarray) -> Tensor:
         """The clients' weights in the mean of a phase, which sum to one."""
+        if cohort is self.everyone and phase.weights == "run":
+            return self._all_shares
         if phase.weights == "uniform" or phase.cohort == "auxiliary":
             weights = torch.ones(len(cohort), dtype=self.weights.dtype)
         else:
             weights = self.weights[torch.from_numpy(cohort)]
         return weights / weights.sum()
+
+    @cached_property
+    def _all_shares(self) -> Tensor:
+        return self.weights / self.weights.sum()
 
     def draws(self, phase: Phase, cohort: np.ndarray, iteration: int, steps: int) -> Draws:
         # In a process without clients in the phase there is nothing to draw.

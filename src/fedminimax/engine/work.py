@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedminimax.data.batches import Draws
 from fedminimax.engine.profile import untimed
 from fedminimax.engine.trees import leaves, tree_map
-from fedminimax.types import Clock, Draw, Phase, Problem
+from fedminimax.types import Clock, Draw, Phase, Problem, whole
 
 
 class ClientError(RuntimeError):
@@ -154,7 +155,7 @@ def keeping(kind: Any, client: Any) -> Any:
 
 
 def at_step(clock: Clock, number: int | Tensor) -> Clock:
-    step = number if isinstance(number, Tensor) else torch.full_like(clock.step, number)
+    step = number if isinstance(number, Tensor) else whole(number, clock.step.device)
     return clock._replace(step=step, iteration=clock.iteration + number)
 
 
@@ -174,11 +175,18 @@ def mean(up: Any, weights: Tensor) -> Any:
 
 def bad_field(*values: Any) -> str | None:
     """The name of the first field that holds a NaN or an infinity."""
+    seen: set[int] = set()  # the server often keeps what the mean is
     for value in values:
         for name, tensor in leaves(value):
-            if not bool(torch.isfinite(tensor).all()):
+            if id(tensor) not in seen and not _finite(tensor):
                 return name
+            seen.add(id(tensor))
     return None
+
+
+def _finite(tensor: Tensor) -> bool:
+    # The sum takes half the time, and tells of all that is wrong; it may be too large itself.
+    return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
 
 
 def bytes_of(values: Any) -> int:
