@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedminimax.config import Experiment
+from fedminimax.config import Experiment, write_toml
 from fedminimax.deploy.server import run_sites
 from fedminimax.deploy.site import Site
 from fedminimax.deploy.site_file import Limits, SiteFile
@@ -22,6 +24,7 @@ from fedminimax.engine.store import Store
 from fedminimax.experiment import build, run_experiment
 from fedminimax.types import Point
 
+ROOT = Path(__file__).parents[1]
 SITES = ("cleveland", "hungary", "switzerland", "va")
 HEART = {"name": "heart"}
 NETWORK = {"name": "mlp", "hidden": [4]}
@@ -69,6 +72,12 @@ def site_file(name: str, home: Path, data: dict, **options: Any) -> SiteFile:
     return SiteFile(name, home / name, data, Limits(least_per_bin=1), **options)
 
 
+def write_site(folder: Path, data: dict) -> None:
+    """The same as the file in a site's folder."""
+    sections = {"data": data, "limits": {"least_per_bin": 1}}
+    (folder / "site.toml").write_text(f'name = "{folder.name}"\n{write_toml(sections)}')
+
+
 def data_of(which: Experiment) -> dict:
     return {"name": which.data.name, **which.data.options}
 
@@ -110,6 +119,21 @@ def simulated_without(which: Experiment, absent: dict[int, str]) -> Point:
     for _ in range(which.run.rounds):
         state = play_round(federation, state, store, Debug())
     return federation.algorithm.point(state.server)
+
+
+def make_clone(folder: Path) -> None:
+    """What the commands of a page use of a clone in which those that install were done."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "experiments", folder / "experiments")
+    bin = folder / ".venv" / "bin"
+    bin.mkdir(parents=True)
+    (bin / "activate").write_text(f'export PATH="{bin}:$PATH" PYTHONPATH="{ROOT / "src"}"\n')
+    (bin / "fedminimax").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedminimax "$@"\n')
+    (bin / "pip").write_text("#!/bin/sh\n")
+    for name in ("fedminimax", "pip"):
+        (bin / name).chmod(0o755)
+    (folder / ".venv" / ".ready").touch()
 
 
 def assert_same(found: Point, expected: Point) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from deployment import SITES, data_of
+from deployment import SITES, data_of, write_site
 
 from fedminimax.config import Experiment, write_toml
 from fedminimax.deploy.consortium import Consortium, approve, init, install, join
@@ -78,11 +78,8 @@ class Flare:
 
     def hold(self, data: dict) -> None:
         """What every site says of its rows."""
-        lines = [f"{key} = {_toml(value)}" for key, value in data.items()]
         for name in SITES:
-            (self.home / name / "site.toml").write_text(
-                f'name = "{name}"\n[data]\n' + "\n".join(lines) + "\n[limits]\nleast_per_bin = 1\n"
-            )
+            write_site(self.home / name, data)
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -122,10 +119,6 @@ class Flare:
 
     def reached(self, name: str, round: int) -> None:
         until(lambda: self.served(name).beat().get("round", -1) >= round, f"round {round}")
-
-
-def _toml(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
 def provisioned(home: Path) -> Flare:

@@ -3,39 +3,24 @@
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from deployment import assert_same, simulated
+from deployment import ROOT, assert_same, make_clone, simulated
 
 from fedminimax.config import Experiment
 from fedminimax.experiment import load
 
 pytest.importorskip("nvflare", reason="pip install 'fedminimax[nvflare]'")
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "deploying.md").read_text()
 COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, re.DOTALL)[1]  # type: ignore[index]
 
 
 @pytest.fixture
 def clone(tmp_path):
-    """What the commands use of a clone in which the first two, which install, were done."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    bin = tmp_path / ".venv" / "bin"
-    bin.mkdir(parents=True)
-    (bin / "activate").write_text(f'export PATH="{bin}:$PATH" PYTHONPATH="{ROOT / "src"}"\n')
-    (bin / "fedminimax").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fedminimax "$@"\n')
-    (bin / "pip").write_text("#!/bin/sh\n")
-    for name in ("fedminimax", "pip"):
-        (bin / name).chmod(0o755)
-    (tmp_path / ".venv" / ".ready").touch()
+    make_clone(tmp_path)
     yield tmp_path
     for file in tmp_path.glob("*/pid"):
         with contextlib.suppress(OSError):

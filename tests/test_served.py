@@ -21,7 +21,7 @@ def asked(tmp_path):
     folder.mkdir()
     Consortium("consortium", SITES, "localhost", 8702, True).write(folder / FOLDER)
     served = Served(folder, "controls")
-    served.ask_for(WHICH, Faults(pause=0.0, patience=0.0))
+    served.ask_for(WHICH, Faults(pause=0.0, patience=0.0), SITES)
     return served
 
 
@@ -47,7 +47,7 @@ def test_a_run_that_is_stopped_goes_on_when_it_is_asked_for_again(asked, tmp_pat
     serve(asked.consortium, "controls", transport)
     assert asked.ended()["outcome"] == "stopped: interrupted after round 1"
     assert not asked.ended()["again"]
-    asked.ask_for(WHICH, Faults())
+    asked.ask_for(WHICH, Faults(), SITES)
     serve(asked.consortium, "controls", transport)
     assert asked.session() == 2
     assert_same(load(asked.path).point, simulated(WHICH))
@@ -74,7 +74,7 @@ def test_a_site_that_the_engine_cannot_take_back_has_the_run_started_again(asked
 
 def test_another_experiment_is_not_taken_for_the_same_run(asked, tmp_path):
     serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
-    asked.ask_for(EXPERIMENTS["ada_fgda"], Faults())
+    asked.ask_for(EXPERIMENTS["ada_fgda"], Faults(), SITES)
     serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
     assert "is of another experiment or of other sites" in asked.ended()["outcome"]
 
@@ -95,4 +95,4 @@ def test_faults_that_mean_nothing_are_refused(options, sentence):
 
 def test_more_replies_than_sites_are_refused_before_the_run(asked):
     with pytest.raises(ConfigError, match="least_replies is 5, but 4 sites take part"):
-        asked.ask_for(WHICH, Faults(least_replies=5))
+        asked.ask_for(WHICH, Faults(least_replies=5), SITES)

@@ -1,5 +1,5 @@
 """The command line of runs between sites: fedminimax deploy init | join | approve | server | site |
-run | status | stop | measure."""
+run | status | stop | measure | flower."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from rich.console import Console
 
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.deploy.consortium import (
+    FOLDER,
     INVITATION,
     Consortium,
     approve,
+    check_names,
     init,
     install,
     join,
 )
 from fedminimax.deploy.flare import SILENT, Supervisor, keep_server, keep_site
+from fedminimax.deploy.flower import write_app
 from fedminimax.deploy.measure import measure
-from fedminimax.deploy.served import Served
+from fedminimax.deploy.served import Served, line_of
 from fedminimax.deploy.site import RUN_NAME
 from fedminimax.deploy.site_file import SiteFile
 from fedminimax.engine.call import Faults
@@ -42,7 +45,7 @@ CENTRAL = (
 
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
-        "deploy", help="run an experiment between real sites, with NVIDIA FLARE"
+        "deploy", help="run an experiment between real sites, with NVIDIA FLARE or Flower"
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
@@ -88,26 +91,14 @@ def add_commands(commands: Any) -> None:
         actions, "run", _run, "run an experiment, or go on with it, and watch over it",
         "fedminimax deploy run consortium/ experiments/heart_codasca.toml rounds=40",
     )  # fmt: skip
-    command.add_argument("config", type=Path, help="a TOML file; its [data] is left to the sites")
-    command.add_argument("changes", nargs="*", metavar="key=value", help="such as method.lr=0.05")
-    command.add_argument("--name", help="of the run (default: that of the file)")
-    command.add_argument(
-        "--policy", default="wait", choices=("wait", "skip", "fail"),
-        help="what to do about a site that does not answer (default: wait)",
-    )  # fmt: skip
-    command.add_argument("--timeout", type=float, default=60.0, help="seconds for an answer")
-    command.add_argument("--least-replies", type=int, default=1, help="sites that a round needs")
-    command.add_argument(
-        "--norm-factor", type=float, default=0.0,
-        help="refuse replies this many times longer than usual (default: any length is taken)",
-    )  # fmt: skip
+    _add_run(command, timeout=60.0)
 
     _action(
         actions, "status", _status, "the runs of a consortium, and where they stand",
         "fedminimax deploy status consortium/",
     )  # fmt: skip
     command = _action(
-        actions, "stop", _stop, "stop a run after its round; deploy run goes on with it",
+        actions, "stop", _stop, "stop a run after its round; run again, it goes on",
         "fedminimax deploy stop consortium/ heart_codasca",
     )  # fmt: skip
     command.add_argument("name", help="of the run")
@@ -116,6 +107,19 @@ def add_commands(commands: Any) -> None:
         actions, "measure", _measure, "seconds and bytes of a round, with a consortium made here",
         "fedminimax deploy measure measured/",
     )  # fmt: skip
+
+    command = _action(
+        actions, "flower", _flower, "write an app for Flower, which `flwr run` runs",
+        "fedminimax deploy flower heart-app/ experiments/heart_codasca.toml \\\n"
+        "    --sites cleveland,hungary,switzerland,va --home /srv/fedminimax",
+    )  # fmt: skip
+    command.add_argument(
+        "--sites", required=True, help="the names under which their SuperNodes' keys are registered"
+    )
+    command.add_argument(
+        "--home", type=Path, required=True, help="a folder at the SuperLink, for the run's folder"
+    )
+    _add_run(command, timeout=300.0)
 
 
 def _action(
@@ -126,18 +130,47 @@ def _action(
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    command.add_argument("folder", type=Path, help="of the consortium, or of the site")
+    command.add_argument("folder", type=Path, help="of the consortium, the site or the app")
     command.set_defaults(command=function)
     return command
+
+
+def _add_run(command: argparse.ArgumentParser, timeout: float) -> None:
+    command.add_argument("config", type=Path, help="a TOML file; its [data] is left to the sites")
+    command.add_argument("changes", nargs="*", metavar="key=value", help="such as method.lr=0.05")
+    command.add_argument("--name", help="of the run (default: that of the file)")
+    command.add_argument(
+        "--policy", default="wait", choices=("wait", "skip", "fail"),
+        help="what to do about a site that does not answer (default: wait)",
+    )  # fmt: skip
+    command.add_argument("--timeout", type=float, default=timeout, help="seconds for an answer")
+    command.add_argument("--least-replies", type=int, default=1, help="sites that a round needs")
+    command.add_argument(
+        "--norm-factor", type=float, default=0.0,
+        help="refuse replies this many times longer than usual (default: any length is taken)",
+    )  # fmt: skip
+
+
+def _asked(options: argparse.Namespace) -> tuple[str, Experiment, Faults]:
+    """The run's name, and what is asked for."""
+    name = options.name or options.config.stem
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError(f"the run is called {name!r}; use letters, digits, . - and _")
+    experiment = Experiment.from_file(options.config, options.changes)
+    faults = Faults(options.policy, options.timeout, options.least_replies, options.norm_factor)
+    return name, experiment, faults
 
 
 def _red(text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"WARNING: {text}", style="bold red", markup=False)
 
 
+def _sites(options: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(name.strip() for name in options.sites.split(","))
+
+
 def _init(options: argparse.Namespace) -> int:
-    sites = tuple(name.strip() for name in options.sites.split(","))
-    folder = options.folder
+    sites, folder = _sites(options), options.folder
     made = init(folder, sites, options.host, options.port, not options.plain)
     print(f"authority and server of {', '.join(sites)} are in {folder}")
     print(f"its authority's certificate: {made.fingerprint}")
@@ -208,25 +241,17 @@ def _site(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    name = options.name or options.config.stem
-    if not RUN_NAME.fullmatch(name):
-        raise ConfigError(f"the run is called {name!r}; use letters, digits, . - and _")
-    experiment = Experiment.from_file(options.config, options.changes)
-    faults = Faults(options.policy, options.timeout, options.least_replies, options.norm_factor)
+    name, experiment, faults = _asked(options)
     served = Served(options.folder, name)
-    if served.ended().get("good"):
-        raise ConfigError(f"the run in {served.path} is finished: give another --name")
-    served.ask_for(experiment, faults)
+    served.check_unfinished()
+    served.ask_for(experiment, faults, Consortium.read(options.folder).sites)
     shown = len(RunFolder(served.path).read_history())
 
     def look() -> None:
         nonlocal shown
         records = RunFolder(served.path).read_history()
         for record in records[shown:]:
-            split = next(s for s in ("validation", "test", "train") if s in record)
-            told = {k: v for k, v in record[split].items() if isinstance(v, float)}
-            text = ", ".join(f"{key} {value:.4f}" for key, value in list(told.items())[:3])
-            print(f"round {record['round']}/{experiment.run.rounds}  {split} {text}", flush=True)
+            print(line_of(record, experiment.run.rounds), flush=True)
         shown = len(records)
 
     def say(text: str) -> None:
@@ -239,9 +264,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    known = Consortium.read(options.folder)
-    print(f"{', '.join(known.sites)} at {known.host}:{known.port}")
-    for path in sorted((options.folder / "runs").glob("*/request.json")):
+    requests = sorted((options.folder / "runs").glob("*/request.json"))
+    if not requests or (options.folder / FOLDER).exists():  # on Flower there is none
+        known = Consortium.read(options.folder)
+        print(f"{', '.join(known.sites)} at {known.host}:{known.port}")
+    for path in requests:
         served = Served(options.folder, path.parent.name)
         beat, ended = served.beat(), served.ended()
         where = f"round {beat.get('round', 0)}/{served.request()[0].run.rounds}"
@@ -250,7 +277,7 @@ def _status(options: argparse.Namespace) -> int:
         elif served.silent_for() < SILENT:
             print(f"{served.name}: {where}, running")
         else:
-            print(f"{served.name}: {where}, silent: fedminimax deploy run goes on with it")
+            print(f"{served.name}: {where}, silent: run it again to go on with it")
     return 0
 
 
@@ -259,10 +286,20 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
+def _flower(options: argparse.Namespace) -> int:
+    name, experiment, faults = _asked(options)
+    sites, home = _sites(options), options.home.absolute()
+    check_names(sites)
+    write_app(options.folder, experiment, faults, sites, home, name)
+    print(f"begin or go on with it: flwr run {options.folder} SUPERLINK --stream")
+    print(f"its folder at the SuperLink: {Served(home, name).path}")
+    return 0
+
+
 def _stop(options: argparse.Namespace) -> int:
     served = Served(options.folder, options.name)
     if not served.beat():
         raise ConfigError(f"no run called {options.name!r} has begun in {options.folder}")
     served.stop()
-    print(f"{options.name} stops after its round; fedminimax deploy run goes on with it")
+    print(f"{options.name} stops after its round; run it again to go on with it")
     return 0

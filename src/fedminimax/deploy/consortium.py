@@ -84,7 +84,7 @@ def init(
     """The authority, the server and the one who submits runs: all on this machine."""
     if (folder / FOLDER).exists():
         raise ConfigError(f"{folder} is a consortium already: give another folder")
-    _check_names(sites)
+    check_names(sites)
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     made = Consortium("consortium", sites, host, port, encrypted)
@@ -221,7 +221,7 @@ def check_certificate(folder: Path, known: Consortium) -> None:
         )
 
 
-def _check_names(sites: tuple[str, ...]) -> None:
+def check_names(sites: tuple[str, ...]) -> None:
     for name in sites:
         if not SITE_NAME.fullmatch(name):
             raise ConfigError(

@@ -204,7 +204,7 @@ class Supervisor:
 
     def _least(self) -> int:
         """How many sites must be there: all, unless the run has begun and may skip some."""
-        _, faults = self.served.request()
+        _, faults, _ = self.served.request()
         if faults.policy == "skip" and (self.served.path / SETUP).exists():
             return faults.least_replies
         return len(self.sites)

@@ -92,7 +92,7 @@ def _experiment(method: str, rounds: int) -> Experiment:
 
 def _on_flare(folder: Path, port: int, method: str, rounds: int) -> Spent:
     served = Served(folder / "consortium", f"{method}-{rounds}")
-    served.ask_for(_experiment(method, rounds), Faults())
+    served.ask_for(_experiment(method, rounds), Faults(), SITES)
     links = _Links(port)
     before = links.carried()
     ended = Supervisor(

@@ -8,14 +8,14 @@ import os
 import threading
 import time
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedminimax.config import Experiment, options_for, write_toml
-from fedminimax.deploy.consortium import Consortium
+from fedminimax.config import ConfigError, Experiment, options_for, write_toml
 from fedminimax.deploy.server import SESSION, check_experiment, run_sites
-from fedminimax.engine.call import Faults, SitesLostError, Transport
+from fedminimax.engine.call import Faults, SiteFailedError, SitesLostError, Transport
 from fedminimax.engine.checkpoint import write_bytes
 from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.engine.work import ClientError
@@ -31,18 +31,23 @@ class Served:
         self.consortium, self.name = consortium, name
         self.path = consortium / "runs" / name
 
-    def ask_for(self, experiment: Experiment, faults: Faults) -> None:
+    def ask_for(self, experiment: Experiment, faults: Faults, sites: Sequence[str]) -> None:
         """The request; a folder that has one goes on with the same, or is refused."""
-        check_experiment(experiment, Consortium.read(self.consortium).sites, faults)
+        check_experiment(experiment, sites, faults)
         self.path.mkdir(parents=True, exist_ok=True)
-        content = {"experiment": write_toml(experiment.to_table()), "faults": asdict(faults)}
+        text = write_toml(experiment.to_table())
+        content = {"experiment": text, "faults": asdict(faults), "sites": list(sites)}
         _write(self.path / REQUEST, content)
         (self.path / STOP).unlink(missing_ok=True)
 
-    def request(self) -> tuple[Experiment, Faults]:
+    def request(self) -> tuple[Experiment, Faults, list[str]]:
         content = _read(self.path / REQUEST)
         faults = Faults(**options_for(Faults, content["faults"], "faults"))
-        return Experiment.from_table(tomllib.loads(content["experiment"])), faults
+        return Experiment.from_table(tomllib.loads(content["experiment"])), faults, content["sites"]
+
+    def check_unfinished(self) -> None:
+        if self.ended().get("good"):
+            raise ConfigError(f"the run in {self.path} is finished: give another --name")
 
     def beat(self) -> dict[str, Any]:
         return _read(self.path / BEAT)
@@ -62,11 +67,16 @@ class Served:
         return float("inf") if told is None else time.time() - told
 
 
-def serve(consortium: Path, name: str, transport: Transport) -> None:
-    """Serves a run until it ends; an end that is not the run's own leaves no trace but silence."""
+def serve(
+    consortium: Path,
+    name: str,
+    transport: Transport,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Serves a run until it ends, and returns how; an end that is not the run's own leaves no trace
+    but silence."""
     served = Served(consortium, name)
-    experiment, faults = served.request()
-    names = Consortium.read(consortium).sites
+    experiment, faults, names = served.request()
     ended: dict[str, Any] = {}
     state = {"round": 0, "rounds": experiment.run.rounds, "pid": os.getpid()}
 
@@ -83,6 +93,7 @@ def serve(consortium: Path, name: str, transport: Transport) -> None:
                 served.path,
                 faults,
                 log=log,
+                on_record=on_record,
                 on_round=lambda round: state.update(round=round),
                 interrupted=(served.path / STOP).exists,
             )
@@ -90,7 +101,7 @@ def serve(consortium: Path, name: str, transport: Transport) -> None:
             ended = {"outcome": run.outcome, "rounds": run.rounds, "good": good, "again": False}
         except Interrupted as stopped:
             ended = {"outcome": f"stopped: {stopped}", "good": False, "again": False}
-        except (ValueError, ClientError) as error:  # a sentence for the user
+        except (ValueError, ClientError, SiteFailedError) as error:  # a sentence for the user
             ended = {"outcome": str(error), "good": False, "again": False}
         except SitesLostError as error:
             ended = {"outcome": str(error), "good": False, "again": True}
@@ -98,6 +109,15 @@ def serve(consortium: Path, name: str, transport: Transport) -> None:
         finally:
             if ended:
                 _write(served.path / ENDED, {**ended, "session": served.session()})
+    return ended
+
+
+def line_of(record: dict[str, Any], rounds: int) -> str:
+    """An evaluation, for who watches."""
+    split = next(s for s in ("validation", "test", "train") if s in record)
+    told = {k: v for k, v in record[split].items() if isinstance(v, float)}
+    text = ", ".join(f"{key} {value:.4f}" for key, value in list(told.items())[:3])
+    return f"round {record['round']}/{rounds}  {split} {text}"
 
 
 class _Beating:

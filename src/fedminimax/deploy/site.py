@@ -32,6 +32,11 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 SETUP = "setup.safetensors"
 
 
+def refusal(reason: str, run: Any = None, site: str | None = None) -> bytes:
+    about = {"kind": "refusal", "run": run, "site": site, "reason": reason}
+    return Message(about, {}).to_bytes()
+
+
 class Site:
     """One site, for as many runs as it is asked to take part in."""
 
@@ -64,8 +69,7 @@ class Site:
             reason = (
                 f"{type(error).__name__}, of which the log of site {self.file.name!r} says more"
             )
-        about = {"kind": "refusal", "run": run, "site": self.file.name, "reason": reason}
-        return Message(about, {}).to_bytes()
+        return refusal(reason, run, self.file.name)
 
     def _reply(self, message: Message) -> Message:
         about = message.about
