@@ -13,6 +13,7 @@ from deployment import (
     assert_same,
     data_of,
     deployed,
+    experiment,
     in_process,
     simulated,
     simulated_without,
@@ -520,3 +521,25 @@ def test_every_method_computes_at_sites_what_it_does_in_the_simulator(row, tmp_p
     for found, expected in zip(flat(mine.server), flat(theirs.server), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
     assert mine.cost[2:] == theirs.cost[2:]
+
+
+def test_a_site_lost_at_the_very_end_is_left_out_of_the_statistics(tmp_path):
+    table = experiment(HEART, "cross_entropy", {"name": "fedavg"}, rounds=2).to_table()
+    table["model"]["batch_norm"] = True
+    which, asked = type(EXPERIMENTS["codasca"]).from_table(table), []
+
+    def lose(count, site, handler, message):
+        about = Message.from_bytes(message).about
+        if about.get("question") == "moments" and site == "va":
+            asked.append(about["question"])
+            if len(asked) == 3:  # after those of the first and the last evaluation
+                raise ConnectionError("the link is broken")
+        return handler(message)
+
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, lose)
+    told: list[str] = []
+    run = run_logged(which, unreliable, tmp_path, told, Faults("skip"))
+    assert run.outcome == "finished"
+    assert run.moments is not None
+    assert "site 'va'" in told[-1]
+    assert (tmp_path / "run" / "final.safetensors").exists()

@@ -63,7 +63,9 @@ def run_sites(
         moments = None
         if succeeded(trainer.outcome):
             problem = trainer.federation.problem
-            moments = problem.moments(trainer.point, trainer.ask("train"))
+            moments = trainer.despite_losses(
+                lambda: problem.moments(trainer.point, trainer.ask("train"))
+            )
             trainer.save_final(moments)
         place.write_json(TRAFFIC, asdict(sites.traffic))
         done = (trainer.history, trainer.outcome, trainer.state.round, trainer.best)

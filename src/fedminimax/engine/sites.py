@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from fedminimax.engine.trees import form_of, leaves, rebuilt
 from fedminimax.engine.wire import Message, in_order, numbered, plain
 from fedminimax.engine.work import Exchanged, Executor, Result, Work, stack
 from fedminimax.types import Clock, Cost, NonFiniteError
+
+T = TypeVar("T")
 
 
 def zero_rows(columns: Sequence[tuple[Sequence[int], str]], batch_size: int | None) -> Clients:
@@ -236,14 +238,17 @@ class SiteTrainer(Trainer):
     def _make_executor(self, name: str, threads: int | None, rounds: int) -> Executor:
         return Remote(self.sites, self.shadow)
 
-    def _play(self) -> None:
-        self.sites.begin_round(self.state.round)
+    def despite_losses(self, work: Callable[[], T]) -> T:
+        """Done again, without the sites that were lost in the middle of it, until it is done."""
         while True:
             try:
-                super()._play()
-                break
+                return work()
             except LeftOutError as gone:
                 self.sites.leave_out(gone.reasons)
+
+    def _play(self) -> None:
+        self.sites.begin_round(self.state.round)
+        self.despite_losses(super()._play)
         met = self.sites.roster.end_round()
         self.state = self.state._replace(cost=self.state.cost + self._first_cost(met))
 
@@ -261,11 +266,7 @@ class SiteTrainer(Trainer):
         return Cost(gradients=len(met) * batches * sweep, rows=int(sizes.sum()) * sweep)
 
     def _evaluate(self) -> None:
-        while True:
-            try:
-                return super()._evaluate()
-            except LeftOutError as gone:
-                self.sites.leave_out(gone.reasons)
+        self.despite_losses(super()._evaluate)
 
     def _about(self) -> dict[str, Any]:
         return super()._about() | {"sites": plain(self.sites.roster.to_json())}
