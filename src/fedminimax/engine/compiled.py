@@ -39,7 +39,6 @@ from fedminimax.engine.work import (
     Work,
     bad_field,
     bytes_of,
-    mean,
 )
 from fedminimax.types import Algorithm, Clock, Phase, Problem, whole
 
@@ -282,7 +281,7 @@ def trace(work: Work, span: Span, inputs: Inputs) -> Traced:
         form = walk(own, given.state, draws, span, given.first, given.steps, given.cohort)
         if span.closes:
             bytes_up, bytes_down = bytes_of(form.up), bytes_of(own.down)
-            average = mean(form.up, given.weights)
+            average = _mean(form.up, given.weights)
             server = phase.aggregate(own.problem, own.server, average, own.clock)
             form = Ended(server, form.kept, _finite(average, server, form.kept, form.up))
         return flat(form)
@@ -299,6 +298,15 @@ def trace(work: Work, span: Span, inputs: Inputs) -> Traced:
     module.recompile()
     form = tree_map(lambda tensor: torch.empty(0), form)  # only its structure is needed
     return Traced(module, tuple(p for p, _ in used), form, bytes_up, bytes_down, inputs.rates)
+
+
+def _mean(up: Any, weights: Tensor) -> Any:
+    """`work.mean` in operations that become one with those around them."""
+
+    def average(field: Tensor) -> Tensor:
+        return (weights.to(field).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
+
+    return tree_map(average, up)
 
 
 def _apart(inputs: Inputs) -> list[Tensor]:

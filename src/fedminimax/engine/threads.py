@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import Any
 
 import torch
 
 from fedminimax.engine.debug import run_client
-from fedminimax.engine.work import Executor, Result, Work, stack
+from fedminimax.engine.trees import tree_map
+from fedminimax.engine.work import Executor, Result, Work
 
 
 class Threads(Executor):
@@ -26,11 +29,22 @@ class Threads(Executor):
         # Fewer clients than cores share them.
         cores = max(1, self.threads // max(count, 1))
 
-        def client(position: int) -> Result:
-            torch.set_num_threads(cores)
-            return run_client(work, position)
+        stacked: Any = None
+        first = Lock()
 
-        return stack(list(self._pool.map(client, range(count))))
+        def client(position: int) -> None:
+            nonlocal stacked
+            torch.set_num_threads(cores)
+            done = run_client(work, position)
+            with first:
+                if stacked is None:
+                    stacked = tree_map(lambda v: v.new_empty((count, *v.shape)), done)
+            # Each client its own rows, while others compute: large vectors take long to copy.
+            tree_map(lambda rows, v: rows[position].copy_(v), stacked, done)
+
+        for _ in self._pool.map(client, range(count)):
+            pass
+        return stacked
 
     def close(self) -> None:
         self._pool.shutdown()

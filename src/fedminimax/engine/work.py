@@ -165,10 +165,12 @@ def stack(values: Sequence[Any]) -> Any:
 
 
 def mean(up: Any, weights: Tensor) -> Any:
-    """The weighted mean over clients of each field, added in client order."""
+    """The weighted mean over clients of each field."""
 
     def average(field: Tensor) -> Tensor:
-        return (weights.to(field).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
+        # One pass over the rows, which may be long.
+        rows = field if field.dim() == 1 else field.flatten(1)
+        return (weights.to(field) @ rows).reshape(field.shape[1:])
 
     return tree_map(average, up)
 
