@@ -1,12 +1,14 @@
 """`fedminimax compare FILE.toml`: methods tuned alike, repeated, and set side by side."""
 
+import dataclasses
 import math
 
 import pytest
+import torch
 
 from fedminimax import cli
 from fedminimax.config import ConfigError
-from fedminimax.experiment import load
+from fedminimax.experiment import load, run_experiment
 from fedminimax.report.comparison import Comparison, Job, Line, Plan, compare
 from fedminimax.report.comparison_table import fitted, markdown, ranking_table
 from fedminimax.report.equal_cost import rank
@@ -127,6 +129,60 @@ seeds = ["run.seed", "data.seed"]
     assert (plain.run.rounds, corrected.run.rounds) == (12, 6)
     assert (plain.problem.options, corrected.problem.options) == ({}, {"tau": 5.0})
     assert corrected.run.seed == corrected.data.options["seed"] == 3
+
+
+WARM = """
+[data]
+name = "heart"
+[model]
+name = "mlp"
+hidden = [2]
+[problem]
+name = "auc"
+[run]
+rounds = 2
+evaluate_every = 2
+executor = "debug"
+[compare]
+repeats = 2
+[methods.first]
+name = "fedavg"
+problem = {name = "cross_entropy"}
+[methods."then AUC"]
+name = "local_sgda"
+primal_lr = 0.0
+start = "first"
+"""
+
+
+def test_a_method_may_begin_with_the_network_of_another(tmp_path):
+    path, folder = tmp_path / "warm.toml", tmp_path / "runs"
+    path.write_text(WARM)
+    _, lines = compare(path, folder, workers=1)
+    for seed in (0, 1):
+        first, then = (load(folder / f"{name}_seed={seed}") for name in ("first", "then-AUC"))
+        # At a rate of 0 the weights stay; a and b, which cross-entropy has not, begin at 0.
+        torch.testing.assert_close(first.point.x, then.point.x[:-2])
+    again = compare(path, folder, workers=1)[1]
+    assert again == lines
+
+
+def test_what_a_run_starts_from_must_be_there_and_fit(tmp_path):
+    path = tmp_path / "warm.toml"
+    path.write_text(WARM)
+    experiment = Comparison(path).experiment(Job((), "then AUC", (), 0))
+
+    def begun_with(folder):
+        settings = dataclasses.replace(experiment.run, start=str(folder))
+        return run_experiment(dataclasses.replace(experiment, run=settings), tmp_path / "new")
+
+    with pytest.raises(ValueError, match=r"there is no config\.toml in"):
+        begun_with(tmp_path / "nowhere")
+    path.write_text(WARM.replace("[2]", "[3]").replace("repeats = 2", ""))
+    compare(path, tmp_path / "wider", workers=1)
+    with pytest.raises(ValueError, match="give a module of the same architecture"):
+        begun_with(tmp_path / "wider" / "first_seed=0")
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_exponent_of_a_key_is_fitted(file, tmp_path):
@@ -252,6 +308,14 @@ def test_the_command_writes_the_table_it_prints(file, tmp_path, capsys):
         (FILE + "[gird]", r"unknown section \[gird\]; did you mean 'grid'"),
         (FILE + "[method]", "did you mean 'methods'.*known: data, .* compare, grid, vary"),
         ("grid = 3\n" + FILE.split("[grid]")[0], r"grid = 3 is no section; write \[grid\]"),
+        (
+            WARM.replace('start = "first"', 'start = "frist"'),
+            "start is 'frist', which is no method above it; did you mean 'first'",
+        ),
+        (
+            WARM.replace("[methods.first]", '[methods.first]\ngrid = {"method.lr" = [1, 2]}'),
+            "start is 'first', which is tuned, so that it has several runs",
+        ),
     ],
 )
 def test_mistakes_are_named(text, sentence, tmp_path):

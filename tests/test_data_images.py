@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,17 @@ def test_cifar10_is_read_from_any_archive_and_from_a_folder(tmp_path, form):
     first = parts["train"].images[2]
     assert first[0, 0].tolist() == [2, 77] + [2] * 30
     assert (first[1] == 102).all()
+
+
+def test_an_archive_is_unpacked_once_until_it_changes(tmp_path, monkeypatch):
+    opened, file, real = [], tmp_path / "cifar-10-binary.tar.gz", tarfile.open
+    packed = [official.tar(official.cifar10_files(train), "gz") for train in (20, 40)]
+    monkeypatch.setattr(tarfile, "open", lambda *given: opened.append(given) or real(*given))
+    for content, times, images in ((packed[0], 1, 20), (packed[1], 2, 40)):
+        file.write_bytes(content)
+        for _ in range(2):
+            assert len(CIFAR10(str(tmp_path)).pictures()["train"].images) == images
+        assert len(opened) == times
 
 
 @pytest.mark.parametrize(("labels", "wanted"), [("fine", [40, 99]), ("coarse", [3, 19])])

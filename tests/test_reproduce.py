@@ -158,10 +158,10 @@ def test_an_entry_is_run_written_down_and_judged(papers, capsys):
     ]
     assert all(float(row["distance"]) > 0 and row["rounds"] == "24" for row in rows)
     claims = Path("results/claims.md").read_text().splitlines()
-    assert "| a-paper | Corrections help. | corrected " in claims[8]
-    assert claims[8].endswith("| confirmed | [saddle](saddle.md) |")
-    assert claims[9].endswith("| not run yet | `fedminimax reproduce worse` |")
-    assert "| a-paper | Stars shine. | - | not reachable here: needs a telescope |" in claims[11]
+    assert "| a-paper | Corrections help. | corrected " in claims[9]
+    assert claims[9].endswith("| confirmed | [saddle](saddle.md) |")
+    assert claims[10].endswith("| not run yet | `fedminimax reproduce worse` |")
+    assert "| a-paper | Stars shine. | - | not reachable here: needs a telescope |" in claims[12]
     paper = Path("results/a-paper.md").read_text()
     assert "    - confirmed: Corrections help." in paper
     assert "- **Table 2**: not reachable here: needs a telescope." in paper

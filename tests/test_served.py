@@ -1,5 +1,7 @@
 """A run's folder, between the one who asks for the run and the process that serves it."""
 
+import dataclasses
+
 import pytest
 from deployment import EXPERIMENTS, SITES, assert_same, in_process, simulated
 
@@ -91,6 +93,12 @@ def test_another_experiment_is_not_taken_for_the_same_run(asked, tmp_path):
 def test_faults_that_mean_nothing_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         Faults(**options)
+
+
+def test_a_run_between_sites_starts_from_no_other(asked):
+    settings = dataclasses.replace(WHICH.run, start="runs/first")
+    with pytest.raises(ConfigError, match="start is 'runs/first', but a run between sites begins"):
+        asked.ask_for(dataclasses.replace(WHICH, run=settings), Faults())
 
 
 def test_more_replies_than_sites_are_refused_before_the_run(asked):

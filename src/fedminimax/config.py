@@ -42,6 +42,7 @@ class Settings:
     states are between rounds. evaluate_clients is how many clients evaluations ask; all, when not
     given. engine "distributed" spreads the clients over the processes that torchrun starts.
     precision is that in which networks are trained, if not that of the vectors, which is dtype.
+    start is the folder of a finished run, with whose network this one begins.
     """
 
     rounds: int = 100
@@ -64,6 +65,7 @@ class Settings:
     target: float | None = None
     measures: tuple[str, ...] = ()
     evaluate_clients: int | None = None
+    start: str = ""
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,7 @@ def run_experiment(
             measures=settings.measures,
             store=settings.store,
             evaluate_clients=settings.evaluate_clients,
+            start=load(settings.start).module() if settings.start else None,
             resume=resume,
             crew=crew,
             **callbacks,
@@ -172,11 +173,12 @@ def run_experiment(
 
 
 def settled(experiment: Experiment) -> dict[str, Any]:
-    """The settings, with the path of a user's data as any working directory would find it."""
+    """The settings, with the paths of a user's data, and of the run that this one starts from, as
+    any working directory would find them."""
     table = experiment.to_table()
-    for name in ("path", "folder"):
-        if given := table["data"].get(name):
-            table["data"][name] = str(Path(given).expanduser().resolve())
+    for section, name in (("data", "path"), ("data", "folder"), ("run", "start")):
+        if given := table[section].get(name):
+            table[section][name] = str(Path(given).expanduser().resolve())
     return table
 
 

@@ -86,6 +86,11 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
             "[run] evaluate_clients is for simulations of many clients; between sites all that "
             "are there are evaluated: leave it out"
         )
+    if run.start:
+        raise ConfigError(
+            f"[run] start is {run.start!r}, but a run between sites begins with the model's own "
+            "first weights: leave it out, or simulate"
+        )
     if DRIFT in run.measures:
         raise ConfigError(
             f"[run] measures: {DRIFT!r} watches clients at work, which only the simulator can: "

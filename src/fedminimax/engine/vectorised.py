@@ -98,7 +98,8 @@ def walk(
         """What vmap sees: it takes long over anything but tensors in a row."""
         nonlocal form
         clock = work.clock._replace(steps=steps, client=cohort)
-        form = part(*rebuilt(given, list(tensors)), clock)
+        own, batches = rebuilt(given, list(tensors))
+        form = part(own, batches, clock)
         return tuple(flat(form))
 
     found = vmap(flattened)(steps.to(work.clock.steps.dtype), cohort, *flat(given))

@@ -9,7 +9,8 @@
                     where = {"data.sort" = "OP"}            the lines that count
 
 A claim holds when it holds in each of these lines' settings: those that differ in varied keys, but
-not in the key that the rule looks along. Differences count when the ranges over seeds do not meet.
+not in the key that the rule looks along. "better", "fewer_rounds" and "grows" ask that the ranges
+over seeds do not meet; the other rules compare medians.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ Beside the sections of an experiment, such a file has
 Keys that change together are joined: "method.primal_lr, method.dual_lr" = [[0.1, 0.1], [1, 1]]. A
 varied key of [method] that a method has not leaves it as it is. A method may have a grid of its
 own, [methods.LABEL.grid], and sections of its own, such as
-[methods.LABEL.problem] or [methods.LABEL.run], whose keys go before the common ones.
+[methods.LABEL.problem] or [methods.LABEL.run], whose keys go before the common ones. With
+start = "OTHER" it begins with the network of the other method's run on the same seed; what that
+cost is not counted again.
 
 Every run has a folder, so an interrupted comparison goes on where it stopped.
 """
@@ -31,7 +33,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -147,10 +149,13 @@ class Comparison:
         sections = ("grid", *CHOICES, *FIXED)
         self.methods: dict[str, Any] = {}
         self.own: dict[str, dict[str, Any]] = {}  # sections that a method changes
+        self.starts: dict[str, str] = {}  # whose run a method begins with
         for label, method in table["methods"].items():
             _check_method(label, method, sections)
             self.own[label] = {name: method[name] for name in sections[1:] if name in method}
-            self.methods[label] = {k: v for k, v in method.items() if k not in sections}
+            self.methods[label] = {k: v for k, v in method.items() if k not in (*sections, "start")}
+            if "start" in method:
+                self.starts[label] = method["start"]
         common = _lists("grid", table.get("grid", {}))
         self._check_grid("grid", common, list(self.methods))
         self.grids: dict[str, dict[str, list]] = {}
@@ -160,6 +165,7 @@ class Comparison:
             self._check_grid(where, method.get("grid", {}), [label])
         self.vary: dict[str, list] = _lists("vary", table.get("vary", {}))
         self._check_vary()
+        self._check_starts()
         self.seeds: tuple[str, ...] = ("run.seed",)
         asked = {} if at is None else {"at": at}
         self.plan = self._plan(table.get("compare", {}) | asked)
@@ -185,6 +191,21 @@ class Comparison:
             if name.startswith("method.") and name not in known:
                 raise ConfigError(
                     f"[vary] changes {name!r}, which no method has; {suggest(name, known)}"
+                )
+
+    def _check_starts(self) -> None:
+        labels = list(self.methods)
+        for label, other in self.starts.items():
+            before = labels[: labels.index(label)]
+            if other not in before:
+                raise ConfigError(
+                    f"[methods.{label}] start is {other!r}, which is no method above it; "
+                    + suggest(str(other), before)
+                )
+            if len(self.candidates(other)) > 1:
+                raise ConfigError(
+                    f"[methods.{label}] start is {other!r}, which is tuned, so that it has several "
+                    f"runs: leave [methods.{other}.grid] empty, and give it its rates"
                 )
 
     def _check_experiments(self) -> None:
@@ -256,6 +277,14 @@ class Comparison:
             table = {**table, section: {**table.get(section, {}), key: value}}
         return Experiment.from_table(changed(table, []))
 
+    def start(self, job: Job) -> Job | None:
+        """The run that a job begins with."""
+        other = self.starts.get(job.label)
+        if other is None:
+            return None
+        (rates,) = self.candidates(other)
+        return Job(job.varied, other, rates, job.seed)
+
     def variations(self) -> Iterator[Change]:
         yield from _choices(self.vary)
 
@@ -297,6 +326,8 @@ def compared(
     def played(jobs: list[Job]) -> dict[Job, tuple]:
         if not begin:
             jobs = [job for job in jobs if (folder / _name(job) / FINAL).exists()]
+        elif first := [start for job in jobs if (start := comparison.start(job)) is not None]:
+            played(list(dict.fromkeys(first)))
         return dict(zip(jobs, _run_all(comparison, jobs, folder, workers), strict=True))
 
     # On seeds of their own: the best of several runs on a seed flatters the method there.
@@ -401,7 +432,9 @@ def _choices(lists: dict[str, list]) -> Iterator[Change]:
 
 def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int) -> list:
     """The score, history and outcome of every job, in order; what has been done is only read."""
-    tasks = [(comparison.experiment(job), folder / _name(job), comparison.plan) for job in jobs]
+    tasks = [
+        (_located(comparison, job, folder), folder / _name(job), comparison.plan) for job in jobs
+    ]
     if not tasks:
         return []
     if workers == 1:
@@ -410,6 +443,15 @@ def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int
     with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         futures = [pool.submit(_run_one, *task) for task in tasks]
         return [future.result() for future in track(futures, "running")]
+
+
+def _located(comparison: Comparison, job: Job, folder: Path) -> Experiment:
+    """The experiment of a job, which may begin with the run of another in the same folder."""
+    experiment, start = comparison.experiment(job), comparison.start(job)
+    if start is None:
+        return experiment
+    place = str((folder / _name(start)).resolve())
+    return replace(experiment, run=replace(experiment.run, start=place))
 
 
 def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, list, str]:

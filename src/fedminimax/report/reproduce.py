@@ -213,9 +213,10 @@ def claims_text(papers: Sequence[Paper], entries: dict[str, Entry], output: Path
     text = [
         "# The papers' claims",
         "",
-        "Made by `fedminimax reproduce`, from the pages of the runs. A difference counts when the",
-        "ranges over seeds do not meet (of one seed: always); a claim is confirmed if it holds in",
-        "every setting of the page.",
+        "Made by `fedminimax reproduce`, from the pages of the runs. Last values, and rounds to a",
+        "target, differ when their ranges over seeds do not meet (of one seed: always). How rounds",
+        "fall along a key, bytes, ratios, and numbers of the paper are compared by medians alone.",
+        "A claim is confirmed if it holds in every setting of the page.",
         "",
         "| paper | claim | measured | verdict | from |",
         "|---|---|---|---|---|",
