@@ -98,7 +98,7 @@ def test_faults_that_mean_nothing_are_refused(options, sentence):
 def test_a_run_between_sites_starts_from_no_other(asked):
     settings = dataclasses.replace(WHICH.run, start="runs/first")
     with pytest.raises(ConfigError, match="start is 'runs/first', but a run between sites begins"):
-        asked.ask_for(dataclasses.replace(WHICH, run=settings), Faults())
+        asked.ask_for(dataclasses.replace(WHICH, run=settings), Faults(), SITES)
 
 
 def test_more_replies_than_sites_are_refused_before_the_run(asked):
