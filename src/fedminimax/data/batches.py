@@ -37,14 +37,25 @@ class Pool:
         self.sizes, self._starts = sizes, starts
         self._rows = rows
         self._stream = stream
-        # A memo of the permutations in use; results do not depend on it.
-        self._cohort: np.ndarray | None = None
+        # The permutations in use, for each class of sizes; results do not depend on them.
+        self._memo: dict[int, Shuffled] = {}
 
     def take(self, cohort: np.ndarray, iterations: np.ndarray, count: int) -> np.ndarray:
         """(iterations, clients, count) global row numbers of iterations that follow each other; a
         pool of fewer rows than `count` is repeated cyclically."""
-        if not len(iterations):
-            return np.empty((0, len(cohort), count), dtype=np.int64)
+        chosen = np.empty((len(iterations), len(cohort), count), dtype=np.int64)
+        # Permutations are as long as the longest of those made together.
+        kinds = np.frexp(self.sizes[cohort])[1]
+        for kind in np.unique(kinds).tolist() if len(iterations) else ():
+            among = np.flatnonzero(kinds == kind)
+            chosen[:, among] = self._take(kind, cohort[among], iterations, count)
+        found = self._starts[cohort][:, None] + chosen
+        return found if self._rows is None else self._rows[found]
+
+    def _take(
+        self, kind: int, cohort: np.ndarray, iterations: np.ndarray, count: int
+    ) -> np.ndarray:
+        """Of clients of similar sizes, as numbers among their own rows."""
         sizes = self.sizes[cohort]
         passes = np.maximum(sizes // count, 1)
         epoch, slot = np.divmod(iterations[:, None], passes)
@@ -53,26 +64,26 @@ class Pool:
         ends = np.cumsum(lengths)
         if len(iterations) > 1 and ends[-1] * int(sizes.max()) > MOST_SHUFFLED:
             halves = np.array_split(iterations, 2)
-            return np.concatenate([self.take(cohort, half, count) for half in halves])
+            return np.concatenate([self._take(kind, cohort, half, count) for half in halves])
         starts = ends - lengths
         place = np.repeat(np.arange(len(cohort)), lengths)
         which = epoch[0][place] + np.arange(ends[-1]) - starts[place]
-        order = self._orders(cohort, place, which)
-        self._cohort, self._epoch, self._order = cohort.copy(), epoch[-1], order[ends - 1]
+        order = self._orders(kind, cohort, place, which)
+        self._memo[kind] = Shuffled(cohort, epoch[-1], order[ends - 1])
         column = (slot[..., None] * count + np.arange(count)) % sizes[:, None]
-        chosen = order[(starts + epoch - epoch[0])[..., None], column]
-        found = self._starts[cohort][:, None] + chosen
-        return found if self._rows is None else self._rows[found]
+        return order[(starts + epoch - epoch[0])[..., None], column]
 
-    def _orders(self, cohort: np.ndarray, place: np.ndarray, epoch: np.ndarray) -> np.ndarray:
+    def _orders(
+        self, kind: int, cohort: np.ndarray, place: np.ndarray, epoch: np.ndarray
+    ) -> np.ndarray:
         """A permutation for each pass of the client in that place of the cohort."""
         sizes = self.sizes[cohort[place]]
         position = np.arange(int(sizes.max()))
+        known, memo = np.zeros(len(place), dtype=bool), self._memo.get(kind)
         order = np.empty((len(place), len(position)), dtype=np.int64)
-        known = np.zeros(len(place), dtype=bool)
-        if self._cohort is not None and np.array_equal(cohort, self._cohort):
-            known = epoch == self._epoch[place]
-            order[known] = self._order[place[known]]
+        if memo is not None and np.array_equal(cohort, memo.cohort):
+            known = epoch == memo.epoch[place]
+            order[known] = memo.order[place[known]]
         new = ~known
         if new.any():
             drawn, length = cohort[place[new], None], sizes[new, None]
@@ -84,6 +95,14 @@ class Pool:
             keys.sort(axis=1)
             order[new] = keys & (_POSITIONS - 1)
         return order
+
+
+class Shuffled(NamedTuple):
+    """The last permutation that each client of a cohort has used."""
+
+    cohort: np.ndarray
+    epoch: np.ndarray
+    order: np.ndarray
 
 
 class Draws:
@@ -227,7 +246,7 @@ class Sampler:
         """Row numbers of `steps` iterations; if the cohort stays the same, of many at a time."""
         block = self._block
         if block is None or not _equal(block.cohort, cohort):
-            self._wait()
+            self._wait(wanted=False)
             block = self._drawn(cohort, iteration, steps)
         elif not block.holds(iteration, steps):
             block = self._next(block, iteration, steps)
@@ -245,16 +264,19 @@ class Sampler:
             # does not pay for draws that nobody uses.
             more = max(steps, min(2 * len(block.index), most)) - len(found.index)
             found = found.followed_by(self._drawn(found.cohort, found.end, more))
-        more = max(steps, min(2 * len(found.index), most))
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "batches")
-        self._coming = self._worker.submit(self._drawn, found.cohort, found.end, more)
-        return found
+        if block.again:  # it is likely to be asked for again
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, "batches")
+            more = max(steps, min(2 * len(found.index), most))
+            self._coming = self._worker.submit(self._drawn, found.cohort, found.end, more)
+        return found._replace(again=True)
 
-    def _wait(self) -> Block | None:
+    def _wait(self, wanted: bool = True) -> Block | None:
         """What is being drawn; permutations have one user at a time."""
         coming, self._coming = self._coming, None
-        return None if coming is None else coming.result()
+        if coming is None or (not wanted and coming.cancel()):
+            return None
+        return coming.result()
 
     def _drawn(self, cohort: np.ndarray, iteration: int, steps: int) -> Block:
         return Block(cohort, iteration, self._index(cohort, iteration, steps))
@@ -294,6 +316,7 @@ class Block(NamedTuple):
     cohort: np.ndarray
     first: int  # iteration
     index: np.ndarray  # (iterations, levels, clients, batch)
+    again: bool = False  # has its cohort been asked for more before?
 
     @property
     def end(self) -> int:

@@ -148,10 +148,12 @@ class Compiled(Executor):
         return Exchanged(ended.server, ended.kept, graph.bytes_up, down, bad)
 
     def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
-        """What one round returns goes into the next as it is: nothing of Python's is in between."""
+        """What one round returns goes into the next as it is, and is looked at in the end."""
         if work.clock.round.device.type != "cpu":
             return None
         span = next(spans(work.most_steps, UNROLLED))
+        if not span.closes:
+            return None
         inputs = Inputs.of(work, work.kept, span)
         given = [v.contiguous() for v in flat(inputs)]
         moving = len(flat((work.server, work.kept)))
@@ -162,7 +164,7 @@ class Compiled(Executor):
         flags: list[Tensor] = []
         with _threads(self.threads), torch.no_grad():
             graph = self._graph(work, span, inputs, given)
-            if graph is None:
+            if graph is None or type(graph.form.server) is not type(work.server):
                 return None
             with self.part("compiled: local steps, averaging, server step"):
                 for clock, own in zip(clocks, batches, strict=True):

@@ -178,16 +178,23 @@ class Trainer:
         watched = DRIFT in self.plan.measures
         common = (self.federation, self.state, self.store, self.executor)
         if not watched or not self._evaluates(self.state.round + 1):
-            begun = time.perf_counter()
-            self.drift = None
+            begun, before, self.drift = time.perf_counter(), self.state.round, None
             self.state = play_rounds(*common, min(self._together, self._until_due() - watched))
-            quick = time.perf_counter() - begun < MOST_SECONDS
-            self._together = 2 * self._together if quick else max(1, self._together // 2)
+            self._pace(self.state.round - before, time.perf_counter() - begun)
             return
         self.drift = Drift(self.point)
         self.state = play_round(*common, self.drift)
         # What the watching adds to the replies is not training.
         self.state = self.state._replace(cost=self.state.cost + Cost(bytes_up=-self.drift.bytes))
+
+    def _pace(self, played: int, seconds: float) -> None:
+        """As many rounds at once as can be, and as nobody has to wait for."""
+        if seconds > MOST_SECONDS:
+            self._together = max(1, played // 2)
+        elif played == self._together:
+            self._together *= 2
+        elif played == 1:
+            self._together = 2  # they are not played together, or hardly
 
     def _until_due(self) -> int:
         """Rounds until there is something to do beside them."""
