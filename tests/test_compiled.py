@@ -26,9 +26,10 @@ from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.round import play_round, play_rounds
 from fedminimax.engine.simulate import simulate
+from fedminimax.engine.trainer import Trainer
 from fedminimax.engine.trees import flat
 from fedminimax.engine.vectorised import Vectorised
-from fedminimax.engine.work import ClientError, Executor
+from fedminimax.engine.work import ClientError, Executor, bad_field
 from fedminimax.metrics.optimality import Drift
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.cross_entropy import CrossEntropy
@@ -459,3 +460,54 @@ def test_shapes_of_whole_data_do_not_depend_on_the_cohort():
     given = federation_of(CrossEntropy(nn.Linear(3, 1)), method, labelled(), cohort=2)
     played(*given, Compiled(compiler=compiler), 8)
     assert compiler.made <= 4
+
+
+def test_a_run_plays_together_what_fits_between_its_evaluations(monkeypatch):
+    monkeypatch.setattr(compiled, "inductor", AsTraced())
+    real, counts = Compiled.repeat, []
+    monkeypatch.setattr(
+        Compiled, "repeat", lambda s, w, clocks: counts.append(len(clocks)) or real(s, w, clocks)
+    )
+    told: list[int] = []
+    ends = []
+    for executor in ("compiled", "debug"):
+        run = simulate(
+            Quadratic(3),
+            LocalSGDA(0.01, 0.01, local_steps=2),
+            noisy_by_size(),
+            300,
+            dtype=torch.float64,
+            executor=executor,
+            evaluate_every=100,
+            on_round=told.append,
+        )
+        ends.append(run)
+    assert [record["round"] for record in ends[0].history] == [0, 100, 200, 300]
+    torch.testing.assert_close(ends[0].point.x, ends[1].point.x, rtol=1e-10, atol=1e-13)
+    assert 1 < max(counts) <= 100
+    rounds = told[: told.index(300) + 1]
+    assert rounds == sorted(rounds)
+    assert len(rounds) < 300
+
+
+def test_rounds_that_cannot_be_played_together_are_not_asked_for_in_ever_larger_numbers():
+    trainer = object.__new__(Trainer)
+    trainer._together = 1
+    for _ in range(1_000):
+        trainer._pace(played=1, seconds=1e-4)
+    assert trainer._together == 2
+    for played in (2, 4, 8, 16, 5):  # the last: what was left until an evaluation
+        trainer._pace(played, seconds=1e-3)
+    assert trainer._together == 32
+    trainer._pace(played=32, seconds=1.0)
+    assert trainer._together == 16
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_found_and_what_is_large_is_not(value):
+    large = torch.full((4,), 3e38)
+    good = (large, torch.arange(3), torch.zeros(0), torch.tensor([True]))
+    assert bad_field(good) is None
+    spoilt = large.clone()
+    spoilt[2] = value
+    assert bad_field(good, (*good[1:], spoilt)) == "3"

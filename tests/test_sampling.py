@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from fedminimax.data import batches
 from fedminimax.data.batches import Sampler
 from fedminimax.data.clients import Clients
 from fedminimax.engine.ask import SimulatedAsk
@@ -343,6 +344,50 @@ def test_rows_are_drawn_ahead_in_step_with_what_is_used(monkeypatch):
         sampler.draw(cohort, iteration, 1)
     assert len(ahead) < 10
     assert sum(ahead) < 3 * 100
+
+
+@pytest.mark.parametrize("together", [1, 30, 10**9])
+@pytest.mark.parametrize("sampling", ["epoch", "iid", "balanced"])
+def test_what_is_drawn_ahead_is_what_would_be_drawn_alone(sampling, together, monkeypatch):
+    monkeypatch.setattr(batches, "MOST_SHUFFLED", together)
+    sizes = (4, 90, 7, 33)
+    rows = [(torch.randn(n, 1), (torch.arange(n) % 2).float()) for n in sizes]
+    clients = Clients(rows, batch_size=4, sampling=sampling)
+    ahead, cohort = Sampler(clients, 2, seed=1), np.arange(4)
+    iteration = 0
+    for steps in (3, 3, 1, 5, 0, 8, 2, 40, 7):
+        found = ahead.draw(cohort, iteration, steps)
+        for step in range(steps):
+            alone = Sampler(clients, 2, seed=1).draw(cohort, iteration + step, 1)
+            assert torch.equal(found.source.index[step], alone.source.index[0])
+        iteration += steps
+
+
+def test_small_clients_do_not_pay_for_a_large_one(monkeypatch):
+    hashed = []
+    real = batches.words
+    monkeypatch.setattr(batches, "words", lambda *given: hashed.append(real(*given)) or hashed[-1])
+    clients = Clients([(torch.zeros(n, 1),) for n in [64] * 19 + [20_000]], batch_size=32)
+    sampler, steps = Sampler(clients, 1, seed=0), 60
+    for iteration in range(steps):
+        sampler.draw(np.arange(20), iteration, 1)
+    sampler._wait()
+    # A pass of a small client is two steps; up to as many are drawn ahead as were used.
+    assert sum(part.size for part in hashed) < 20_000 + 4 * 19 * 64 * (steps / 2 + 1)
+
+
+def test_an_error_while_batches_are_drawn_ahead_is_not_lost(monkeypatch):
+    sampler = Sampler(Clients([(torch.zeros(50, 1),)], batch_size=2), 1, seed=0)
+    real = sampler._index
+
+    def broken(cohort, iteration, steps):
+        if iteration > 20:
+            raise RuntimeError("no more")
+        return real(cohort, iteration, steps)
+
+    monkeypatch.setattr(sampler, "_index", broken)
+    with pytest.raises(RuntimeError, match="no more"):
+        [sampler.draw(np.arange(1), iteration, 1) for iteration in range(60)]
 
 
 def test_first_batches_are_larger_and_keep_their_share_of_positives():
