@@ -21,7 +21,7 @@ from torch import nn
 from fedminimax import cli
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.local_sgda import LocalSGDA
-from fedminimax.engine import trainer
+from fedminimax.engine import round as round_module
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.distributed import joined, leave, rank
 from fedminimax.engine.simulate import Run, simulate
@@ -73,7 +73,7 @@ def play_all(folder: Path) -> None:
 
 def with_fault(fault: str, arguments: list[str]) -> int:
     """Process 1 dies, hangs or fails in the middle of a run."""
-    usual = trainer.play_round
+    usual = round_module.play_round
 
     def play_round(federation, state, *rest):
         if rank() == 1 and state.round == FAULTY_ROUND:
@@ -85,7 +85,7 @@ def with_fault(fault: str, arguments: list[str]) -> int:
                 raise ValueError("the rows of this machine cannot be read")
         return usual(federation, state, *rest)
 
-    trainer.play_round = play_round
+    round_module.play_round = play_round
     return cli.main(arguments)
 
 
