@@ -109,8 +109,8 @@ def simulate(
       weights add up to one. What the problem learns before the first round it asks all clients.
     - on_record: called with each record. on_round: called with the number of rounds played, after
       each round, or after several that were played at once.
-    - interrupted: asked after each round; once it is true, a checkpoint is written to the folder
-      and Interrupted, a KeyboardInterrupt, raised.
+    - interrupted: asked after each round, or after several; once it is true, a checkpoint is
+      written to the folder and Interrupted, a KeyboardInterrupt, raised.
     - profile: told where the time goes.
     - crew: the processes that share the work, as `joined()` of engine/distributed.py gives them;
       None: this one alone.

@@ -57,7 +57,7 @@ class Plan:
     asked: np.ndarray | None = None  # the clients that evaluations ask; None: all
     on_record: Callable[[dict[str, Any]], None] | None = None
     on_round: Callable[[int], None] | None = None
-    interrupted: Callable[[], bool] | None = None  # asked after each round
+    interrupted: Callable[[], bool] | None = None  # asked after each call
     profile: Profile | None = None
 
 
