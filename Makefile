@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.tested
+DEPLOYED := tests/test_flare.py tests/test_flower.py tests/test_deploying_page.py
 
 .PHONY: install demo test test-slow lint pages site clean
 
@@ -15,8 +16,10 @@ demo: $(READY)
 test: $(TESTED)
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
+# Servers and sites that tests start have the machine to themselves.
 test-slow: $(TESTED)
-	$(BIN)/python -m pytest -q -n 2 -m slow
+	$(BIN)/python -m pytest -q -n 2 -m slow $(addprefix --ignore=,$(DEPLOYED))
+	$(BIN)/python -m pytest -q -m slow $(DEPLOYED)
 
 lint: $(TESTED)
 	$(BIN)/ruff check .
