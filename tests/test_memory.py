@@ -49,7 +49,7 @@ def test_memory_does_not_grow_with_the_rounds(executor, cohort):
     at: dict[int, float] = {}
 
     def on_round(round: int) -> None:
-        if (round >= 2_000 and not at) or round == 10_000:
+        if (round >= 4_000 and not at) or round == 10_000:
             gc.collect()
             at[round] = resident()["VmRSS"]
 

@@ -22,7 +22,7 @@ from fedminimax.types import Batch, Draw, batch_of
 
 _POSITIONS = 1 << 30
 _LAST = np.iinfo(np.int64).max
-MOST_AHEAD = 500_000  # row numbers drawn ahead
+MOST_AHEAD = 32_000  # row numbers drawn ahead: enough that a call of numpy is well used
 MOST_SHUFFLED = 4_000_000  # row numbers of permutations that are made at once
 
 
