@@ -69,12 +69,12 @@ EXPERIMENTS = {
 
 def site_file(name: str, home: Path, data: dict, **options: Any) -> SiteFile:
     """Rows of public data may be counted one by one."""
-    return SiteFile(name, home / name, data, Limits(least_per_bin=1), **options)
+    return SiteFile(name, home / name, data, Limits(least_per_bin=1, least_rows=1), **options)
 
 
 def write_site(folder: Path, data: dict) -> None:
     """The same as the file in a site's folder."""
-    sections = {"data": data, "limits": {"least_per_bin": 1}}
+    sections = {"data": data, "limits": {"least_per_bin": 1, "least_rows": 1}}
     (folder / "site.toml").write_text(f'name = "{folder.name}"\n{write_toml(sections)}')
 
 

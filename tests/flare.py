@@ -15,7 +15,7 @@ from pathlib import Path
 from deployment import SITES, data_of, write_site
 
 from fedminimax.config import Experiment, write_toml
-from fedminimax.deploy.consortium import Consortium, approve, init, install, join
+from fedminimax.deploy.consortium import Consortium, enrol, init
 from fedminimax.deploy.served import Served
 from fedminimax.experiment import load
 from fedminimax.types import Point
@@ -124,10 +124,9 @@ class Flare:
 def provisioned(home: Path) -> Flare:
     """A consortium with keys that were made where they are used."""
     folder = home / "consortium"
-    known = init(folder, SITES, port=free_port())
+    init(folder, SITES, port=free_port())
     for name in SITES:
-        request = join(home / name, folder / "invitation.json", name)
-        install(home / name, known, name, approve(folder, request))
+        enrol(folder, home / name, name)
     return Flare(home, folder)
 
 

@@ -1,5 +1,6 @@
 """Sites with tables of their own: they agree on columns, codes and labels as one folder would."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from fedminimax.cli import main
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.deploy.rows import agree
 from fedminimax.deploy.server import run_sites
+from fedminimax.deploy.setup import sent_experiment
 from fedminimax.deploy.site import Site
 from fedminimax.deploy.site_file import SiteFile
 from fedminimax.engine.in_process import InProcess
+from fedminimax.engine.wire import Message
 from fedminimax.experiment import load, preparation, run_experiment
 
 NAMES = ("hull", "leeds", "york")
@@ -26,6 +29,7 @@ positive = "yes"
 drop = ["patient"]
 [limits]
 least_per_bin = 1
+least_rows = 8
 """
 
 
@@ -89,6 +93,52 @@ def test_new_rows_are_scored_by_a_run_of_sites(sites, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 25
 
 
+def asked(site, kind, **about):
+    message = Message({"kind": kind, "run": "run", **about}, {})
+    return Message.from_bytes(site.handle(message.to_bytes()))
+
+
+def test_rows_that_change_during_a_run_are_noticed(sites):
+    which = experiment(sites / "pooled")
+    handlers = {name: Site.open(sites / name).handle for name in NAMES}
+    run_sites(which, InProcess(handlers), NAMES, sites / "run", log=lambda text: None)
+    question = {"question": "loss", "split": "train"}
+    file = sites / "hull" / "rows.csv"
+    told = asked(Site.open(sites / "hull"), "phase", round=0).about["reason"]
+    assert "KeyError" in told  # the call is none, but the rows are right
+    lines = file.read_text().splitlines()
+    lines[5] = lines[5].replace(",", ",1", 1)  # the patient's number stays, the age does not
+    file.write_text("\n".join(lines))
+    for kind, about in (("phase", {"round": 0}), ("ask", question)):
+        told = asked(Site.open(sites / "hull"), kind, **about).about["reason"]
+        assert told.startswith("the rows of site 'hull' are not those with which it began the run")
+
+
+def test_sums_of_few_rows_do_not_leave_a_site(sites):
+    file = sites / "leeds" / "rows.csv"
+    lines = file.read_text().splitlines()
+    for i, line in enumerate(lines[8:], 8):  # seven values of the marker are left
+        cells = line.split(",")
+        lines[i] = ",".join([*cells[:3], "", cells[4]])
+    file.write_text("\n".join(lines))
+    site = Site.open(sites / "leeds")
+    schema = agree({"leeds": site._held.outline()}).schema
+    assert schema is not None
+    table = sent_experiment(experiment(sites / "pooled"))
+
+    def moments(**split):
+        parts = {"validation": 0.0, "test": 1.0 - split["train"], **split}
+        told = table | {"split": table["split"] | parts}
+        setup = {"experiment": told, "names": list(NAMES), "schema": schema.to_json()}
+        return asked(site, "moments", setup=setup)
+
+    sums = dict(zip(schema.features, moments(train=1.0).vectors["moments"].T, strict=True))
+    assert sums["age"][0] == 24
+    assert sums["marker"].tolist() == [0.0, 0.0, 0.0]
+    told = moments(train=0.2).about["reason"]
+    assert re.search("tells sums of at least 8 rows, and [1-7] are for training", told)
+
+
 def outline(columns, **changes):
     options = {"label": "disease", "positive": "", "classes": "two", "missing": [""]}
     listed = [{"name": n, "kind": kind, "codes": codes} for n, kind, codes in columns]
@@ -122,6 +172,9 @@ def test_tables_that_do_not_fit_together_are_refused(other, sentence):
         ("name = 'va'\nlimit = 3\n[data]\nname = 'heart'", "no key 'limit'; did you mean 'limits'"),
         ("name = 'va'\n[data]\nname = 'heart'\n[limits]\nround = 3", "no key 'round'"),
         ("name = 'va'\n[data]\nname = 'heart'\n[allow]\nmodel = 'x'", "write SECTION.NAME"),
+        ("name = 'va'\n[data]\nname = 'heart'\n[allow]\nmodel.x = 5", "write SECTION.NAME"),
+        ("name = 'va'\nallow = 'x'\n[data]\nname = 'heart'", r"make it a section, \[allow\]"),
+        ("name = 'va'\nlimits = 5\n[data]\nname = 'heart'", r"make it a section, \[limits\]"),
     ],
 )
 def test_a_site_file_that_cannot_be_used_says_why(text, sentence, tmp_path):

@@ -23,8 +23,9 @@ def clone(tmp_path):
     make_clone(tmp_path)
     yield tmp_path
     for file in tmp_path.glob("*/pid"):
-        with contextlib.suppress(OSError):
-            os.kill(int(file.read_text()), signal.SIGTERM)
+        for number in file.read_text().split():
+            with contextlib.suppress(OSError):
+                os.kill(int(number), signal.SIGTERM)
 
 
 @pytest.mark.slow

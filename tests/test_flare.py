@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import socket
 import ssl
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from deployment import EXPERIMENTS, HEART, SITES, assert_same, experiment, simulated
 from flare import LONG, Flare, free_port, provisioned, running, until
+
+from fedminimax.deploy.consortium import check_certificate, enrol, init
 
 pytest.importorskip("nvflare", reason="pip install 'fedminimax[nvflare]'")
 
@@ -96,6 +99,24 @@ def test_a_site_without_a_fitting_certificate_is_told_so(tmp_path):
     assert "is not of the authority that the invitation names" in one.said("va")
 
 
+def test_a_site_joins_again_with_a_new_key_in_a_folder_of_another_name(tmp_path):
+    folder, site = tmp_path / "consortium", tmp_path / "elsewhere"
+    known = init(folder, ("va",))
+    (site / "packaging" / "old").mkdir(parents=True)  # of an installation that failed
+    enrol(folder, site, "va")
+    check_certificate(site, known, "va")
+    with pytest.raises(ValueError, match=r"is of 'va', but .*site.toml says name = 'hungary'"):
+        check_certificate(site, known, "hungary")
+    first = (site / "kit" / "startup" / "client.crt").read_bytes()
+    with pytest.raises(ValueError, match="to join again with a new key"):
+        enrol(folder, site, "va")
+    for name in ("request", "kit"):
+        shutil.rmtree(site / name)
+    enrol(folder, site, "va")
+    check_certificate(site, known, "va")
+    assert (site / "kit" / "startup" / "client.crt").read_bytes() != first
+
+
 def test_no_key_leaves_the_folder_it_was_made_in_and_no_code_comes_with_a_job(flare):
     for file in (flare.folder / "approved").glob("*.zip"):
         assert not [n for n in zipfile.ZipFile(file).namelist() if n.endswith(".key")]
@@ -118,12 +139,13 @@ def test_server_and_site_killed_at_random_moments_change_nothing(flare):
     chance = random.Random(7)
     long = replace(LONG_RUN, run=replace(LONG_RUN.run, rounds=400))  # it must outlast the kills
     process = flare.begin(long, "killed", "--timeout", "10")
-    for victim in ("server", "va", "server"):
+    for victims in (("server",), ("va",), ("server", "hungary")):
         done = flare.served("killed").beat().get("round", 0)
         flare.reached("killed", done + chance.randrange(2, 8))
         time.sleep(chance.random())
         session = flare.served("killed").session()
-        flare.kill(victim)
+        for victim in victims:
+            flare.kill(victim)
         while flare.served("killed").session() == session:
             assert process.poll() is None, flare.said("killed")
             time.sleep(0.2)

@@ -1,16 +1,21 @@
 """A run's folder, between the one who asks for the run and the process that serves it."""
 
 import dataclasses
+import functools
+import json
+import time
 
 import pytest
 from deployment import EXPERIMENTS, SITES, assert_same, in_process, simulated
 
 from fedminimax.cli import main
 from fedminimax.config import ConfigError
+from fedminimax.deploy import served as module
 from fedminimax.deploy.consortium import FOLDER, Consortium
 from fedminimax.deploy.served import Served, serve
 from fedminimax.engine.call import Faults
 from fedminimax.engine.in_process import InProcess
+from fedminimax.engine.lock import alone
 from fedminimax.experiment import load
 
 WHICH = EXPERIMENTS["controls"]
@@ -43,9 +48,9 @@ def test_a_run_that_is_asked_for_is_served_to_its_end(asked, tmp_path, capsys):
 
 def test_a_run_that_is_stopped_goes_on_when_it_is_asked_for_again(asked, tmp_path, capsys):
     transport = in_process(WHICH, tmp_path)
-    assert main(["deploy", "stop", str(asked.consortium), "controls"]) == 2
-    assert "no run called 'controls' has begun" in capsys.readouterr().err
-    asked.stop()
+    assert main(["deploy", "stop", str(asked.consortium), "another"]) == 2
+    assert "nobody has asked for a run called 'another'" in capsys.readouterr().err
+    assert main(["deploy", "stop", str(asked.consortium), "controls"]) == 0
     serve(asked.consortium, "controls", transport)
     assert asked.ended()["outcome"] == "stopped: interrupted after round 1"
     assert not asked.ended()["again"]
@@ -72,6 +77,47 @@ def test_a_site_that_the_engine_cannot_take_back_has_the_run_started_again(asked
     assert "the run is started again" in (asked.path / "sites.log").read_text()
     serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
     assert_same(load(asked.path).point, simulated(WHICH))
+
+
+class Broken(InProcess):
+    def call(self, sites, message, timeout):
+        raise OSError("no space left")
+
+
+def test_an_error_that_nobody_expected_is_told(asked, tmp_path, capsys):
+    serve(asked.consortium, "controls", Broken({}))
+    told = "the server of the run failed with OSError: no space left"
+    assert (asked.ended()["outcome"], asked.ended()["again"]) == (told, True)
+    assert told in (asked.path / "sites.log").read_text()
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_serves_is_left_alone(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "alone", functools.partial(alone, seconds=0.0))
+    with alone(asked.path):
+        ended = serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    assert "another process is at work in" in ended["outcome"]
+    assert not asked.beat()
+    assert not asked.ended()
+
+
+def test_a_run_in_its_first_second_is_running(asked, capsys):
+    beat = {"round": 0, "time": time.time(), "session": 0}
+    (asked.path / "beat.json").write_text(json.dumps(beat))
+    assert asked.at_work()
+    assert status(asked, capsys) == "controls: round 0/5, running"
+
+
+def test_a_run_at_work_is_not_asked_for_with_other_settings(asked, tmp_path):
+    class Asking(InProcess):
+        def call(self, sites, message, timeout):
+            asked.ask_for(WHICH, Faults(pause=0.0, patience=0.0), SITES)
+            with pytest.raises(ConfigError, match="is at work with other settings: stop it first"):
+                asked.ask_for(WHICH, Faults("fail"), SITES)
+            return super().call(sites, message, timeout)
+
+    serve(asked.consortium, "controls", Asking(in_process(WHICH, tmp_path).handlers))
+    assert asked.ended()["outcome"] == "finished"
 
 
 def test_another_experiment_is_not_taken_for_the_same_run(asked, tmp_path):

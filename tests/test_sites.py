@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from functools import cache
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from deployment import (
     EXPERIMENTS,
     HEART,
+    SHORT,
     SITES,
     assert_same,
     data_of,
@@ -18,19 +20,25 @@ from deployment import (
     simulated,
     simulated_without,
     site_file,
+    write_site,
 )
 from rows import federation_of
+from safetensors.torch import save
 from table import ROWS
+from torch import nn
 
 from fedminimax.config import ConfigError
 from fedminimax.data.clients import Clients
-from fedminimax.deploy.server import run_sites
-from fedminimax.deploy.site import Site
+from fedminimax.deploy.flower import answered
+from fedminimax.deploy.server import check_experiment, run_sites
+from fedminimax.deploy.setup import problem_of
+from fedminimax.deploy.site import SETUP, Site
 from fedminimax.deploy.site_file import SiteFile
 from fedminimax.engine import checkpoint
-from fedminimax.engine.call import Faults, Sites
+from fedminimax.engine.call import Faults, SiteFailedError, Sites
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.in_process import InProcess
+from fedminimax.engine.lock import alone
 from fedminimax.engine.round import Federation, play_round
 from fedminimax.engine.site import Worker
 from fedminimax.engine.sites import Counted, Remote, Shadow, SiteFederation
@@ -38,6 +46,8 @@ from fedminimax.engine.store import Store
 from fedminimax.engine.trees import flat
 from fedminimax.engine.wire import Message
 from fedminimax.experiment import load, run_experiment
+from fedminimax.problems.maml import MAML
+from fedminimax.types import batch_of
 
 reference = cache(lambda name: simulated(EXPERIMENTS[name]))
 
@@ -178,6 +188,74 @@ def test_a_late_call_is_not_carried_out(tmp_path):
     assert_same(run.point, reference("controls"))
 
 
+def test_a_process_of_a_site_that_was_left_over_deletes_no_state(tmp_path):
+    which, held = EXPERIMENTS["controls"], []
+    left_over = Site(site_file("va", tmp_path, data_of(which)), log=lambda text: None)
+
+    def delay(count, site, handler, message):
+        if site == "va" and phase_of(message) == (0, 0):
+            left_over.handle(message)
+            held.append(message)
+        if site == "va" and phase_of(message) == (3, 0):
+            held.append(Message.from_bytes(left_over.handle(held[0])))
+        return handler(message)
+
+    run = deployed(which, Unreliable(in_process(which, tmp_path).handlers, delay), tmp_path)
+    assert "which replaced it" in held[1].about["reason"]
+    assert_same(run.point, reference("controls"))
+
+
+def test_a_call_that_is_answered_from_the_disk_replaces_earlier_ones_too(tmp_path):
+    which, seen = EXPERIMENTS["controls"], []
+    handlers = in_process(which, tmp_path).handlers
+
+    def repeat(count, site, handler, message):
+        if site == "va" and phase_of(message) == (1, 0):
+            first = handler(message)
+            asked = Message.from_bytes(message)
+            later = asked._replace(about=asked.about | {"call": [1, 1000]}).to_bytes()
+            assert handler(later) == first
+            left_over = Site(site_file("va", tmp_path, data_of(which)), log=lambda text: None)
+            seen.append(Message.from_bytes(left_over.handle(message)).about)
+            raise Killed
+        return handler(message)
+
+    with pytest.raises(Killed):
+        deployed(which, Unreliable(handlers, repeat), tmp_path)
+    assert "comes after call [1, 1000]" in seen[0].get("reason", "")
+
+
+@pytest.mark.parametrize("kind", ["phase", "begin"])
+def test_a_site_at_work_in_another_process_is_waited_for(kind, tmp_path, monkeypatch):
+    for module in ("engine", "deploy"):
+        monkeypatch.setattr(f"fedminimax.{module}.site.WAIT", 0.0)
+    which, told, left = EXPERIMENTS["controls"], [], iter([1])
+
+    def work(count, site, handler, message):
+        if Message.from_bytes(message).about["kind"] == kind and site == "va" and next(left, 0):
+            folder = tmp_path / "va" / "runs" / "run"
+            folder.mkdir(parents=True, exist_ok=True)
+            with alone(folder):
+                return handler(message)
+        return handler(message)
+
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, work)
+    run = run_logged(which, unreliable, tmp_path, told, Faults("wait", pause=0.0))
+    assert told == [
+        "site 'va' in round 0: it is still at work on an earlier call; it is waited for"
+    ]
+    assert_same(run.point, reference("controls"))
+
+
+def test_a_site_folder_on_flower_serves_several_runs_at_once(tmp_path):
+    (tmp_path / "va").mkdir()
+    write_site(tmp_path / "va", data_of(EXPERIMENTS["controls"]))
+    ping = Message({"kind": "ping", "run": "r"}, {}).to_bytes()
+    with alone(tmp_path / "va"):
+        reply = Message.from_bytes(answered({"site": str(tmp_path / "va")}, ping))
+    assert reply.about["kind"] == "ping"
+
+
 def wrong(change):
     """A reply with something changed."""
 
@@ -201,6 +279,12 @@ def about(**changes):
     return wrong(lambda reply, _: reply._replace(about=reply.about | changes))
 
 
+def nested(times):
+    """A message of lists within lists."""
+    text = f'{{"kind": "phase", "run": {"[" * times + "]" * times}}}'
+    return save({}, {"fedminimax": text})
+
+
 WRONG = {
     "nan": (vector(lambda v: v * float("nan")), "NaN or an infinity"),
     "shape": (vector(lambda v: torch.cat([v, v])), "shape (6,), not torch.float64 of shape (3,)"),
@@ -217,6 +301,17 @@ WRONG = {
         "more than 100 times the median of the round before",
     ),
     "bytes": (lambda content: b"no message", "not a message of fedminimax"),
+    "narrow": (
+        vector(lambda v: v.to(torch.float8_e4m3fn)),
+        "is torch.float8_e4m3fn of shape (3,), not",
+    ),
+    "endless": (lambda content: nested(200_000), "not a message of fedminimax (maximum recursion"),
+    "nested": (lambda content: nested(60), "(nested more than 50 times)"),
+    "digest": (about(digest="../../other"), "it has no digest"),
+    "long": (
+        wrong(lambda r, _: r._replace(vectors={"\x1b" + "z" * 9999: torch.zeros(1)})),
+        f"is refused: it holds ?{'z' * 499}, not",
+    ),
 }
 
 
@@ -256,6 +351,73 @@ def test_a_reply_that_is_right_when_asked_for_once_more_is_taken(tmp_path):
     run = run_logged(which, unreliable, tmp_path, told, Faults("fail"))
     assert_same(run.point, reference("controls"))
     assert [sentence in line for line in told] == [True]
+
+
+OPTIONS = {"label": "x", "positive": "", "classes": "two", "missing": []}
+OUTLINE = {"columns": [], "empty": [], "labels": [], "options": OPTIONS}
+UNTRUE = {
+    "look": [
+        ({"outline": None}, "its outline is none"),
+        ({"outline": {"facts": {"dimension": "3"}}}, "dimension is '3'"),
+        ({"outline": {"facts": {"path": 3}}}, "path is 3"),
+        ({"outline": {"schema": {"columns": 5}}}, "its outline is none"),
+        ({"outline": OUTLINE}, "hold data of different kinds"),
+        ({"outline": OUTLINE | {"labels": [[]]}}, "[[]] is no list of texts"),
+        ({"outline": OUTLINE | {"options": {"label": "x"}}}, "its options are path, label"),
+        ({"outline": OUTLINE | {"columns": [{"name": "age", "kind": "date"}]}}, "a column kind"),
+        ({"least_per_bin": float("nan")}, "does not tell its least_per_bin"),
+        ({"version": "0" * 9999}, f"has fedminimax {'0' * 500}, the server"),
+    ],
+    "sizes": [
+        ({"sizes": {"test": 4}}, "does not tell its sizes"),
+        ({"sizes": {"train": "many"}}, "its sizes are {'train': 'many'}"),
+        ({"sizes": {"train": 12, "test": 3}}, "site 'va' has splits ['test', 'train'], site"),
+        ({"columns": [[[3], "Tensor"]]}, "its columns are [[[3], 'Tensor']]"),
+        ({"columns": [[[3.5], "float64"]]}, "its columns are"),
+        ({"columns": [[[4], "float64"]]}, "all must have the same"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"),
+    [(kind, *case) for kind, cases in UNTRUE.items() for case in cases],
+)
+def test_what_a_site_tells_before_the_run_is_checked(kind, changes, sentence, tmp_path):
+    which = EXPERIMENTS["controls"]
+
+    def lie(count, site, handler, message):
+        found = Message.from_bytes(handler(message))
+        untrue = changes if (site, found.about["kind"]) == ("va", kind) else {}
+        return found._replace(about=found.about | untrue).to_bytes()
+
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, lie)
+    with pytest.raises((SiteFailedError, ConfigError)) as error:
+        deployed(which, unreliable, tmp_path)
+    assert "'va'" in str(error.value)
+    assert sentence in str(error.value)
+
+
+def test_vectors_that_nobody_asked_for_are_refused(tmp_path):
+    def add(count, site, handler, message):
+        found = Message.from_bytes(handler(message))
+        vectors = {"x": torch.zeros(1)} if found.about["kind"] == "begin" else found.vectors
+        return found._replace(vectors=vectors).to_bytes()
+
+    which = EXPERIMENTS["controls"]
+    with pytest.raises(SiteFailedError, match="it holds x, not none"):
+        deployed(which, Unreliable(in_process(which, tmp_path).handlers, add), tmp_path)
+
+
+def test_the_reason_of_a_refusal_is_cut(tmp_path):
+    def refuse(count, site, handler, message):
+        told = {"kind": "refusal", "run": "run", "site": site, "reason": "\x1b[2J" * 9999}
+        return Message(told, {}).to_bytes()
+
+    which = EXPERIMENTS["controls"]
+    with pytest.raises(SiteFailedError, match=r"refuses: \?\[2J\?") as error:
+        deployed(which, Unreliable(in_process(which, tmp_path).handlers, refuse), tmp_path)
+    assert len(str(error.value)) < 700
 
 
 @cache
@@ -316,6 +478,58 @@ def test_a_site_that_is_lost_is_not_waited_for_every_round_and_comes_back(tmp_pa
     assert_same(run.point, simulated_without(which, dict.fromkeys(range(12), "va")))
 
 
+def test_a_run_that_is_started_again_looks_at_once_for_those_that_were_away(tmp_path):
+    which, told = everyone("fess"), []
+    handlers = in_process(which, tmp_path).handlers
+
+    def lose(count, site, handler, message):
+        if phase_of(message) == (4, 0):
+            raise Killed
+        if site == "va" and phase_of(message):
+            raise TimeoutError("no reply within 60 s")
+        if site == "va" and Message.from_bytes(message).about["kind"] == "ping":
+            raise TimeoutError("no reply within 2 s")
+        return handler(message)
+
+    with pytest.raises(Killed):
+        deployed(which, Unreliable(handlers, lose), tmp_path, Faults("skip"))
+    # Looked for in rounds 1 and 3, it would have been next in round 7.
+    run = run_logged(which, InProcess(handlers), tmp_path, told, Faults("skip"))
+    assert told == ["site 'va' is back in round 4"]
+    assert_same(run.point, simulated_without(which, dict.fromkeys(range(4), "va")))
+
+
+def test_a_site_that_is_away_and_drawn_alone_does_not_stop_the_run(tmp_path):
+    table = EXPERIMENTS["fess_gda"].to_table()
+    table["run"] |= {"cohort": 1, "rounds": 8}
+    which, told = type(EXPERIMENTS["sagda"]).from_table(table), []
+
+    def lose(count, site, handler, message):
+        about = Message.from_bytes(message).about
+        if site == "va" and about["kind"] in ("phase", "ping"):
+            raise TimeoutError("no reply within 60 s")
+        return handler(message)
+
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, lose)
+    run = run_logged(which, unreliable, tmp_path, told, Faults("skip"))
+    assert sum("'va'" in line for line in told) == 1
+    assert (run.outcome, run.rounds) == ("finished", 8)
+
+
+def test_all_sites_lost_in_an_evaluation_end_the_run_with_a_sentence(tmp_path):
+    which = experiment(HEART, "auc", {"name": "codasca", **SHORT}, rounds=2, allow_partial=True)
+
+    def lose(count, site, handler, message):
+        about = Message.from_bytes(message).about
+        if about.get("question") == "histogram":
+            raise ConnectionError("the link is broken")
+        return handler(message)
+
+    unreliable = Unreliable(in_process(which, tmp_path).handlers, lose)
+    run = deployed(which, unreliable, tmp_path, Faults("skip"))
+    assert "0 of the sites that should take part are there" in run.outcome
+
+
 def test_fewer_sites_than_wanted_stop_the_run(tmp_path):
     def lose(count, site, handler, message):
         if site != "va" and phase_of(message) == (2, 0):
@@ -345,6 +559,38 @@ def test_a_site_lost_under_fail_stops_the_run_by_name(tmp_path):
 def test_a_method_for_all_clients_is_refused_skip_before_anybody_is_asked(tmp_path):
     with pytest.raises(ConfigError, match="Codasca is defined for rounds in which all sites"):
         deployed(EXPERIMENTS["codasca"], InProcess({}), tmp_path, Faults("skip"))
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "sentence"),
+    [
+        ("run", {"device": "cuda"}, "device is 'cuda', but sites compute on the processor"),
+        ("run", {"precision": "bfloat16"}, "precision is 'bfloat16', but sites compute"),
+        ("split", {"sites": 2}, "sites is 2, but a run between sites is of all"),
+    ],
+)
+def test_settings_that_sites_would_not_follow_are_refused(section, changes, sentence):
+    table = EXPERIMENTS["codasca"].to_table()
+    table[section] |= changes
+    which = type(EXPERIMENTS["codasca"]).from_table(table)
+    with pytest.raises(ConfigError, match=sentence):
+        check_experiment(which, SITES, Faults())
+
+
+def test_a_name_whose_folder_was_deleted_at_the_server_is_not_taken_again(tmp_path):
+    which = EXPERIMENTS["controls"]
+    handlers = in_process(which, tmp_path).handlers
+    deployed(which, InProcess(handlers), tmp_path)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(SiteFailedError, match="another run called 'run': give this one another"):
+        deployed(which, InProcess(handlers), tmp_path)
+
+
+def test_a_client_without_query_rows_answers_with_a_number():
+    problem = MAML(nn.Linear(1, 1), depth=2)
+    support = batch_of(torch.ones(3, 1), torch.ones(3), torch.zeros(3), torch.zeros(3))
+    (own,) = problem.answer("own", (problem.start().x, torch.tensor(1)), support)
+    assert own.tolist() == [-1.0]
 
 
 # What a site does not do
@@ -385,6 +631,21 @@ def test_a_site_does_not_begin_a_run_that_counts_fewer_rows_than_it_allows(tmp_p
     strict = Site(SiteFile("va", tmp_path / "va", HEART), log=lambda text: None)
     told = refusal(strict, run="run", kind="ask", question="histogram", split="test")
     assert "at least 5 rows per bin of a histogram, and not 1" in told
+
+
+@pytest.mark.parametrize("least", [float("nan"), 9.5, True])
+def test_a_least_number_of_rows_that_is_none_is_refused(least, tmp_path):
+    begun(tmp_path)
+    strict = Site(SiteFile("va", tmp_path / "va", HEART), log=lambda text: None)
+    setup = checkpoint.read(tmp_path / "run" / SETUP)[1]["setup"]
+    told = refusal(strict, kind="sizes", setup=setup | {"least_per_bin": least})
+    assert f"at least 5 rows per bin of a histogram, and not {least}" in told
+    assert vars(problem_of(EXPERIMENTS["codasca"], setup, least=5))["least_per_bin"] == 5
+
+
+def test_a_round_that_is_no_number_is_refused(tmp_path):
+    told = refusal(begun(tmp_path), run="run", kind="phase", round=float("nan"))
+    assert "so not in round nan" in told
 
 
 @pytest.mark.parametrize(
@@ -449,6 +710,24 @@ def test_an_error_that_may_quote_rows_stays_at_the_site(tmp_path):
     assert any("Miller" in text for text in logged)
 
 
+def test_the_paths_of_a_site_stay_there(tmp_path):
+    which, logged = EXPERIMENTS["controls"], []
+    handlers = in_process(which, tmp_path).handlers
+    va = Site(site_file("va", tmp_path, data_of(which)), log=logged.append)
+
+    def damage(count, site, handler, message):
+        if site == "va" and phase_of(message) == (2, 0):
+            for file in (tmp_path / "va" / "runs" / "run").glob("state-*"):
+                file.write_bytes(b"nothing")
+        return handler(message)
+
+    run = deployed(which, Unreliable({**handlers, "va": va.handle}, damage), tmp_path)
+    assert "CheckpointError, of which the log of site 'va' says more" in run.outcome
+    assert str(tmp_path) not in run.outcome
+    assert f"refused: {tmp_path / 'va'}" in logged[0]
+    assert "is damaged or cut short" in logged[0]
+
+
 def test_a_site_that_lost_its_state_says_so(tmp_path):
     which = EXPERIMENTS["controls"]
 
@@ -465,7 +744,11 @@ def test_a_site_that_lost_its_state_says_so(tmp_path):
 
 def test_a_site_keeps_its_last_two_states(tmp_path):
     which = EXPERIMENTS["controls"]
+    killed = tmp_path / "va" / "runs" / "run" / ".state-0000000-00-x.safetensors.partial"
+    killed.parent.mkdir(parents=True)
+    killed.touch()
     deployed(which, in_process(which, tmp_path), tmp_path)
+    assert not killed.exists()
     held = sorted(p.name[:13] for p in (tmp_path / "va" / "runs" / "run").glob("state-*"))
     assert held == ["state-0000003", "state-0000004"]
     session = json.loads((tmp_path / "run" / "session.json").read_text())

@@ -122,7 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(stopped)
         return 130
     except KeyboardInterrupt:
-        _say("interrupted; a run goes on with --resume")
+        resumes = hasattr(options, "resume")
+        _say("interrupted; a run goes on with --resume" if resumes else "interrupted")
         return 130
 
 

@@ -20,16 +20,18 @@ from fedminimax.deploy.consortium import (
     Consortium,
     approve,
     check_names,
+    enrol,
     init,
     install,
     join,
+    read_request,
 )
-from fedminimax.deploy.flare import SILENT, Supervisor, keep_server, keep_site
+from fedminimax.deploy.flare import Supervisor, keep_server, keep_site
 from fedminimax.deploy.flower import write_app
 from fedminimax.deploy.measure import measure
-from fedminimax.deploy.served import Served, line_of
-from fedminimax.deploy.site import RUN_NAME
-from fedminimax.deploy.site_file import SiteFile
+from fedminimax.deploy.served import REQUEST, Served, line_of
+from fedminimax.deploy.site import RUN_NAME, Site
+from fedminimax.deploy.site_file import SiteFile, register_allowed
 from fedminimax.engine.call import Faults
 from fedminimax.engine.folder import RunFolder
 
@@ -151,11 +153,12 @@ def _add_run(command: argparse.ArgumentParser, timeout: float) -> None:
     )  # fmt: skip
 
 
-def _asked(options: argparse.Namespace) -> tuple[str, Experiment, Faults]:
-    """The run's name, and what is asked for."""
+def _asked(options: argparse.Namespace, home: Path) -> tuple[str, Experiment, Faults]:
+    """The run's name, and what is asked for; `home` is the folder that says what is allowed."""
     name = options.name or options.config.stem
     if not RUN_NAME.fullmatch(name):
         raise ConfigError(f"the run is called {name!r}; use letters, digits, . - and _")
+    register_allowed(home)
     experiment = Experiment.from_file(options.config, options.changes)
     faults = Faults(options.policy, options.timeout, options.least_replies, options.norm_factor)
     return name, experiment, faults
@@ -180,38 +183,41 @@ def _init(options: argparse.Namespace) -> int:
         print(f"give each site {folder / INVITATION}, and tell it the line above by telephone")
         return 0
     for name in sites:
-        place = folder / "sites" / name
-        signed = approve(folder, join(place, folder / INVITATION, name))
-        install(place, made, name, signed)
-        print(f"the folder of {name}: {place}")
+        enrol(folder, folder / "sites" / name, name)
+        print(f"the folder of {name}: {folder / 'sites' / name}")
     _red(CENTRAL)
     return 0
 
 
 def _join(options: argparse.Namespace) -> int:
     folder: Path = options.folder
-    name = options.name or folder.resolve().name
     if (options.invitation is None) == (options.approved is None):
         raise ConfigError(
             "give --invitation to make a request, or --approved to install the answer"
         )
     if options.invitation is not None:
+        name = options.name or folder.resolve().name
         request = join(folder, options.invitation, name)
         known = Consortium.read(folder, INVITATION)
         print(f"the key of {name} is in {folder / 'request'} and stays there")
         print(f"send {request} to the consortium, and say in {folder / 'site.toml'} where rows are")
         print(f"compare by telephone: {known.fingerprint}")
+        print(f"and tell them the hash of your key: {_key_hash(request)}")
         return 0
-    known = Consortium.read(folder, INVITATION)
-    install(folder, known, name, options.approved)
+    name = install(folder, Consortium.read(folder, INVITATION), options.approved)
     print(f"{name} can take part: fedminimax deploy site {folder}")
     return 0
 
 
 def _approve(options: argparse.Namespace) -> int:
     signed = approve(options.folder, options.request)
+    print(f"compare by telephone, before you send it: {_key_hash(options.request)}")
     print(f"send {signed} back to the site; there is no key in it")
     return 0
+
+
+def _key_hash(request: Path) -> str:
+    return f"SHA256:{read_request(request)['public_key_sha256']}"
 
 
 def _until_stopped() -> threading.Event:
@@ -232,6 +238,7 @@ def _server(options: argparse.Namespace) -> int:
 
 def _site(options: argparse.Namespace) -> int:
     file = SiteFile.read(options.folder)
+    Site(file)  # what cannot be opened is said here, and not in the log of a job
     known = Consortium.read(options.folder, INVITATION)
     if not known.encrypted:
         _red(PLAIN)
@@ -241,7 +248,7 @@ def _site(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    name, experiment, faults = _asked(options)
+    name, experiment, faults = _asked(options, options.folder)
     served = Served(options.folder, name)
     served.check_unfinished()
     served.ask_for(experiment, faults, Consortium.read(options.folder).sites)
@@ -257,7 +264,14 @@ def _run(options: argparse.Namespace) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    ended = Supervisor(options.folder, served, say, look).watch()
+    try:
+        ended = Supervisor(options.folder, served, say, look).watch()
+    except KeyboardInterrupt:
+        say(
+            f"{name} is no longer watched; what has begun goes on by itself. Run the same command "
+            f"to watch it again, or stop it: fedminimax deploy stop {options.folder} {name}"
+        )
+        return 130
     look()
     print(f"{ended['outcome']}\nrun folder: {served.path}")
     return 0 if ended["good"] else 1
@@ -272,9 +286,9 @@ def _status(options: argparse.Namespace) -> int:
         served = Served(options.folder, path.parent.name)
         beat, ended = served.beat(), served.ended()
         where = f"round {beat.get('round', 0)}/{served.request()[0].run.rounds}"
-        if ended.get("session", 0) >= beat.get("session", 1):
+        if served.over():
             print(f"{served.name}: {where}, {ended['outcome']}")
-        elif served.silent_for() < SILENT:
+        elif served.at_work():
             print(f"{served.name}: {where}, running")
         else:
             print(f"{served.name}: {where}, silent: run it again to go on with it")
@@ -287,8 +301,8 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _flower(options: argparse.Namespace) -> int:
-    name, experiment, faults = _asked(options)
     sites, home = _sites(options), options.home.absolute()
+    name, experiment, faults = _asked(options, home)
     check_names(sites)
     write_app(options.folder, experiment, faults, sites, home, name)
     print(f"begin or go on with it: flwr run {options.folder} SUPERLINK --stream")
@@ -298,8 +312,10 @@ def _flower(options: argparse.Namespace) -> int:
 
 def _stop(options: argparse.Namespace) -> int:
     served = Served(options.folder, options.name)
-    if not served.beat():
-        raise ConfigError(f"no run called {options.name!r} has begun in {options.folder}")
+    if not (served.path / REQUEST).exists():
+        raise ConfigError(f"nobody has asked for a run called {options.name!r} in {options.folder}")
     served.stop()
-    print(f"{options.name} stops after its round; run it again to go on with it")
+    print(
+        f"{options.name} stops after its round, or before it begins; run it again to go on with it"
+    )
     return 0

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fedminimax.engine.checkpoint import write_bytes
 FOLDER, INVITATION = "consortium.json", "invitation.json"
 # The folders, told to FLARE's processes when they start; those of their jobs inherit it.
 CONSORTIUM_VARIABLE, SITE_VARIABLE = "FEDMINIMAX_CONSORTIUM", "FEDMINIMAX_SITE"
+HOME_VARIABLE = "FEDMINIMAX_HOME"  # the user's; FLARE is given another
 ADMIN = "lead@consortium.local"
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 # All that a job may be made of, at a site and at the server.
@@ -95,8 +97,8 @@ def init(
     made = replace(made, fingerprint=fingerprint(authority / "rootCA.pem"))
     for name, kind, place in ((host, "server", "server"), (ADMIN, "admin", "admin")):
         request(folder, made, name, kind)
-        approve(folder, folder / "request" / f"{name}.request.zip", kind)
-        install(folder, made, name, folder / "approved" / f"{name}.signed.zip", place)
+        signed = _signed(folder, folder / "request" / f"{name}.request.zip", name)
+        install(folder, made, signed, place)
         shutil.rmtree(folder / "request")
     made.write(folder / FOLDER)
     made.write(folder / INVITATION)
@@ -111,7 +113,10 @@ def join(folder: Path, invitation: Path, name: str) -> Path:
             f"{name!r} is not a site of this consortium; its sites are {', '.join(known.sites)}"
         )
     if (folder / "request").exists() or (folder / "kit").exists():
-        raise ConfigError(f"{folder} has joined already: give another folder")
+        raise ConfigError(
+            f"{folder} has joined already: give another folder, or delete {folder / 'request'} and "
+            f"{folder / 'kit'} to join again with a new key"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     known.write(folder / INVITATION)
@@ -130,31 +135,71 @@ def request(folder: Path, known: Consortium, name: str, kind: str) -> None:
     definition.unlink()
 
 
-def approve(folder: Path, request: Path, kind: str = "client") -> Path:
-    """At the authority: a certificate for the key of a request. Returns what goes back."""
-    name = request.name.removesuffix(".request.zip")
-    if kind == "client":
-        known = Consortium.read(folder)
-        if name not in known.sites:
-            raise ConfigError(
-                f"{request.name} is of {name!r}, which is not a site of this consortium; its sites "
-                f"are {', '.join(known.sites)}"
-            )
-    if not request.is_file():
-        raise ConfigError(f"there is no file {request}: give the request that a site has sent")
+def approve(folder: Path, request: Path) -> Path:
+    """At the authority: a certificate for the key of a site's request. Returns what goes back."""
+    known, asked = Consortium.read(folder), read_request(request)
+    name = asked["name"]
+    # What FLARE signs stands in the request, whatever its file is called.
+    if name not in known.sites:
+        raise ConfigError(
+            f"{request} is of {name!r}, which is not a site of this consortium; its sites "
+            f"are {', '.join(known.sites)}"
+        )
+    if request.name != f"{name}.request.zip":
+        raise ConfigError(
+            f"{request} is a request of {name!r}: if it came from there, call it "
+            f"{name}.request.zip; if not, do not sign it"
+        )
+    if (asked.get("cert_type"), asked.get("cert_role")) != ("client", None):
+        raise ConfigError(
+            f"{request} is for a certificate of the type {asked.get('cert_type')!r} and the role "
+            f"{asked.get('cert_role')!r}; a site gets one of the type 'client' without a role: do "
+            "not sign it, and ask the site how it was made"
+        )
+    return _signed(folder, request, name)
+
+
+def read_request(file: Path) -> dict[str, Any]:
+    """What a request says of itself; FLARE compares it with the key when it signs."""
+    try:
+        with zipfile.ZipFile(file) as opened:
+            asked = json.loads(opened.read("request.json"))
+        if not isinstance(asked["name"], str):
+            raise TypeError("its name is no text")
+        return asked
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no file {file}: give the request that a site has sent"
+        ) from None
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{file} is not a request of `deploy join` ({error})") from error
+
+
+def _signed(folder: Path, request: Path, name: str) -> Path:
     signed = folder / "approved" / f"{name}.signed.zip"
     signed.parent.mkdir(exist_ok=True)
+    signed.unlink(missing_ok=True)  # a site that joins again has a new key
     profile, authority = folder / "profile.yaml", folder / "authority"
     asked = ("cert", "approve", request, "-c", authority, "--profile", profile, "--out", signed)
     _flare(folder, *asked)
     return signed
 
 
-def install(folder: Path, known: Consortium, name: str, signed: Path, place: str = "kit") -> None:
-    """Where the request was made: the kit, from what the authority has signed."""
+def install(folder: Path, known: Consortium, signed: Path, place: str = "kit") -> str:
+    """Where the request was made: the kit, from what the authority has signed. Returns whose."""
     if not signed.is_file():
         raise ConfigError(f"there is no file {signed}: give what the authority has sent back")
+    if (folder / place).exists():
+        raise ConfigError(f"there is a {folder / place} already: delete it to install another")
+    made_here = next((folder / "request").glob("*.request.zip"), None)
+    if made_here is None:
+        raise ConfigError(
+            f"there is no request in {folder}: install where the request was made, which is where "
+            "the key is"
+        )
+    name = read_request(made_here)["name"]
     work = folder / "packaging"
+    shutil.rmtree(work, ignore_errors=True)  # of one that failed
     options = ("--request-dir", folder / "request", "--fingerprint", known.fingerprint)
     _flare(folder, "package", signed, *options, "-w", work)
     (made,) = work.glob(f"*/prod_*/{name}")
@@ -162,6 +207,13 @@ def install(folder: Path, known: Consortium, name: str, signed: Path, place: str
     shutil.rmtree(work)
     if place != "admin":
         _restrict(folder, place)
+    return name
+
+
+def enrol(consortium: Path, folder: Path, name: str) -> None:
+    """A site joins, is approved and gets its kit, where it is on the authority's machine."""
+    signed = approve(consortium, join(folder, consortium / INVITATION, name))
+    install(folder, Consortium.read(consortium), signed)
 
 
 def _restrict(folder: Path, place: str) -> None:
@@ -195,17 +247,19 @@ def _restrict(folder: Path, place: str) -> None:
     _write_json(config, {**json.loads(config.read_text()), "require_signed_jobs": True})
 
 
-def check_certificate(folder: Path, known: Consortium) -> None:
-    """Refuses to start a site that the server would not let in."""
+def check_certificate(folder: Path, known: Consortium, name: str) -> None:
+    """Refuses to start a site that the server would not let in, or would take for another."""
     startup = folder / "kit" / "startup"
-    for name in ("client.crt", "client.key", "rootCA.pem"):
-        if not (startup / name).is_file():
+    again = f"delete {folder / 'request'} and {folder / 'kit'}, and join again"
+    for file in ("client.crt", "client.key", "rootCA.pem"):
+        if not (startup / file).is_file():
             raise ConfigError(
-                f"there is no {name} in {startup}: without a certificate of the consortium's "
-                "authority the server lets nobody in; join again"
+                f"there is no {file} in {startup}: without a certificate of the consortium's "
+                f"authority the server lets nobody in; {again}"
             )
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
+    from cryptography.x509.oid import NameOID
 
     authority = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
     own = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
@@ -217,7 +271,13 @@ def check_certificate(folder: Path, known: Consortium) -> None:
     if not good:
         raise ConfigError(
             f"the certificate in {startup} is not of the authority that the invitation names "
-            f"({known.fingerprint}): the server would not let this site in; join again"
+            f"({known.fingerprint}): the server would not let this site in; {again}"
+        )
+    holder = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+    if holder != name:
+        raise ConfigError(
+            f"the certificate in {startup} is of {holder!r}, but {folder / FILE} says name = "
+            f"{name!r}: correct the file"
         )
 
 

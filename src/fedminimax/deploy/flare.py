@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,21 @@ from fedminimax.config import ConfigError
 from fedminimax.deploy.consortium import (
     ADMIN,
     CONSORTIUM_VARIABLE,
+    HOME_VARIABLE,
     INVITATION,
     SITE_VARIABLE,
     Consortium,
     check_certificate,
     flare_missing,
 )
-from fedminimax.deploy.served import Served
-from fedminimax.deploy.server import alone
+from fedminimax.deploy.served import LOG, SILENT, Served
 from fedminimax.deploy.site import SETUP
+from fedminimax.engine.lock import BusyError, alone
 
-SILENT = 15.0  # seconds without a beat after which a server is taken for dead
 PATIENCE = 180.0  # seconds for a submitted run to begin
+TRIES = 3  # sessions without a new round, after which a run is given up
 PID = "pid"
+STOPPED = {"outcome": "stopped before it began", "good": False, "again": False}
 SETTINGS = ("secure_train=true", "org=consortium", "config_folder=")
 
 
@@ -51,7 +53,7 @@ def keep_site(folder: Path, name: str, stopping: threading.Event | None = None) 
             f"there is no kit in {folder}: join a consortium first, and install what it sends back "
             f"(fedminimax deploy join {folder} --approved {name}.signed.zip)"
         )
-    check_certificate(folder, Consortium.read(folder, INVITATION))
+    check_certificate(folder, Consortium.read(folder, INVITATION), name)
     part = ("nvflare.private.fed.app.client.client_train", "-s", "fed_client.json", "--set")
     _keep(folder, "kit", (*part, f"uid={name}", *SETTINGS), SITE_VARIABLE, stopping)
 
@@ -69,18 +71,21 @@ def _keep(
     over, home, kit = stopping or threading.Event(), folder.resolve(), folder.resolve() / place
     command = [sys.executable, "-u", "-m", part[0], "-m", str(kit), *part[1:]]
     told = {variable: str(home), "HOME": str(home / "records")}
+    told[HOME_VARIABLE] = str(Path.home())
     # One thread per process: several sites may share a machine, and a small network needs no more.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **told}
-    with _only_one(folder / PID), open(folder / f"{place}.log", "ab") as log:
+    with _only_one(folder) as lock, open(folder / f"{place}.log", "ab") as log:
         pause = 1.0
         while not over.is_set():
             begun = time.monotonic()
             process = subprocess.Popen(
-                command, cwd=kit, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+                command, cwd=kit, env=environment, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, pass_fds=(lock,),
+            )  # fmt: skip
+            (folder / PID).write_text(f"{os.getpid()}\n{process.pid}\n")
             while process.poll() is None and not over.wait(0.2):
                 pass
-            if process.poll() is None:
+            if over.is_set():
                 _end(process)
                 return
             # What dies at once, dies again: a port in use, say.
@@ -104,23 +109,19 @@ def _end(process: subprocess.Popen) -> None:
 
 
 @contextlib.contextmanager
-def _only_one(file: Path):
-    """The process that keeps FLARE running here, by its number."""
-    if file.exists() and alive(int(file.read_text() or 0)):
-        raise ConfigError(f"process {file.read_text().strip()} runs here already: stop it first")
-    file.write_text(f"{os.getpid()}\n")
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return pid > 0
-    except OSError:
-        return False
+def _only_one(folder: Path) -> Iterator[int]:
+    """The lock of the process that keeps FLARE running here, for FLARE to inherit: if it outlives
+    its keeper, no second one is started beside it. Their numbers are in a file, for `kill`."""
+    file = folder / PID
+    with contextlib.ExitStack() as held:
+        try:
+            lock = held.enter_context(alone(folder, seconds=0.0))
+        except BusyError as busy:
+            raise ConfigError(f"{busy} (kill $(cat {file}))") from None
+        try:
+            yield lock
+        finally:
+            file.unlink(missing_ok=True)
 
 
 class Supervisor:
@@ -138,17 +139,22 @@ class Supervisor:
         look: Callable[[], Any] = lambda: None,
     ):
         """`look` is called while the run goes on."""
+        if missing := flare_missing():
+            raise ConfigError(missing)
         self.consortium, self.served, self.say, self.look = consortium, served, say, look
         self.sites = Consortium.read(consortium).sites
         self.job = ""
 
     def watch(self) -> dict[str, Any]:
         """Until the run has ended; returns how."""
-        tries, session = 0, self.served.session()
-        if self._alive():
-            session -= 1  # it is at work already: somebody's watch over it has ended
+        tries, session, vain = 0, self.served.session(), 0
+        reached = self.served.beat().get("round", 0)
+        if self.served.at_work():
+            session -= 1  # somebody's watch over it has ended
         while True:
-            if not self._alive() and not self._submitted():
+            if not self.served.at_work() and not self._submitted():
+                if self.served.stopping():
+                    return STOPPED
                 tries += 1
                 time.sleep(min(2.0 * tries, 20.0))
                 continue
@@ -157,13 +163,22 @@ class Supervisor:
             if ended is not None and not ended["again"]:
                 return ended
             reason = ended["outcome"] if ended else self._silence(session)
-            self.say(f"{reason}; the run is submitted again")
+            now = self.served.beat().get("round", 0)
+            # One that did not begin waits for sites, for as long as it takes.
+            vain = 0 if now > reached else vain + (self.served.session() > session)
+            reached = max(reached, now)
             self._abort()
+            if vain == TRIES:
+                return {"outcome": self._given_up(reason), "good": False, "again": False}
+            self.say(f"{reason}; the run is submitted again")
             session = self.served.session()
 
-    def _alive(self) -> bool:
-        ended = self.served.ended().get("session", 0) >= self.served.session()
-        return not ended and self.served.silent_for() < SILENT
+    def _given_up(self, reason: str) -> str:
+        return (
+            f"{reason}. The run was started {TRIES} times without a new round, and is given up; "
+            f"{self.served.path / LOG} and the logs in {self.consortium / 'server'} say more. Run "
+            "it again to go on from the last complete round"
+        )
 
     def _followed(self, session: int) -> dict[str, Any] | None:
         """The end of the session after that one; None if it fell silent, or never began."""
@@ -177,6 +192,9 @@ class Supervisor:
                 return ended
             if begun and self.served.silent_for() > SILENT:
                 return None
+            if not begun and self.served.stopping():
+                self._abort()
+                return STOPPED
             if not begun and time.monotonic() - submitted > PATIENCE:
                 return None
 
@@ -190,7 +208,7 @@ class Supervisor:
         )
 
     def _submitted(self) -> bool:
-        folder = self.consortium / "job"
+        folder = self.served.path / "job"
         shutil.rmtree(folder, ignore_errors=True)
         write_job(folder, self.served.name, self._least())
         try:
@@ -216,9 +234,10 @@ class Supervisor:
         try:
             with alone(self.served.path, seconds=20.0):
                 return
-        except ConfigError:
-            # Who holds the lock is alive, so the number is its own.
-            os.kill(self.served.beat()["pid"], signal.SIGKILL)
+        except BusyError:
+            # Who holds the lock is alive and the only one that beats, so the number is its own.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.served.beat()["pid"], signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -239,8 +258,8 @@ def flare_session(consortium: Path):
         logging.disable(level)
 
 
-def write_job(folder: Path, run: str, least: int) -> None:
-    """A job without code: it names the two classes that server and sites have installed."""
+def write_job(folder: Path, run: str, least: int, pings: int = 0) -> None:
+    """A job without code: it names the classes that server and sites have installed."""
     config = folder / "app" / "config"
     config.mkdir(parents=True)
 
@@ -250,7 +269,7 @@ def write_job(folder: Path, run: str, least: int) -> None:
     controller = component(
         "nvflare.collab.runtime.controller.CollabController", server_obj_id="run"
     )
-    server = component("fedminimax.deploy.job.RunServer", run=run)
+    server = component("fedminimax.deploy.job.RunServer", run=run, pings=pings)
     executor = component("nvflare.collab.runtime.executor.CollabExecutor", client_obj_id="site")
     site = component("fedminimax.deploy.job.RunSite")
     files = {

@@ -17,9 +17,11 @@ from typing import Any
 from fedminimax import __version__
 from fedminimax.config import ConfigError, Experiment, options_for, write_toml
 from fedminimax.deploy.served import Served, line_of, serve
-from fedminimax.deploy.server import alone, check_experiment
+from fedminimax.deploy.server import check_experiment
 from fedminimax.deploy.site import Site, refusal
+from fedminimax.deploy.site_file import register_allowed
 from fedminimax.engine.call import Faults, Transport
+from fedminimax.engine.lock import alone
 
 FAULTS = "faults."  # how Flower writes the section of a setting
 
@@ -66,6 +68,7 @@ def serve_app(settings: Mapping[str, Any], transport: Transport) -> None:
     """The server's half; a run of that name that was begun before goes on."""
     told = {key.removeprefix(FAULTS): settings[key] for key in settings if key.startswith(FAULTS)}
     faults = Faults(**options_for(Faults, told, "faults"))
+    register_allowed(Path(settings["home"]))
     experiment = Experiment.from_table(tomllib.loads(settings["experiment"]))
     served = Served(Path(settings["home"]), settings["run"])
     served.check_unfinished()
@@ -92,8 +95,7 @@ def answered(node: Mapping[str, Any], content: bytes) -> bytes:
         )
     folder = Path(str(node["site"])).expanduser()
     try:
-        with alone(folder):  # two nodes on one folder would undo each other's work
-            return Site.open(folder).handle(content)
+        return Site.open(folder).handle(content)
     except (ConfigError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr, flush=True)
     except Exception:

@@ -5,6 +5,7 @@ Two runs of different length are compared, so that set-up and evaluations fall o
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -15,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedminimax.config import ConfigError, Experiment
-from fedminimax.deploy.consortium import INVITATION, approve, init, install, join
-from fedminimax.deploy.flare import Supervisor
-from fedminimax.deploy.served import Served
+from fedminimax.deploy.consortium import enrol, init
+from fedminimax.deploy.flare import Supervisor, flare_session, write_job
+from fedminimax.deploy.served import PINGS, Served
 from fedminimax.deploy.server import TRAFFIC, run_sites
 from fedminimax.deploy.site import Site
 from fedminimax.engine.call import Faults
@@ -26,6 +27,7 @@ from fedminimax.engine.in_process import InProcess
 
 SITES = ("cleveland", "hungary", "switzerland", "va")
 SHORT, LONG = 10, 110  # rounds
+CALLS = 100  # in which nothing is computed
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "CODASCA": ({"name": "auc"}, {"name": "codasca", "lr": 0.1}),
     "LocalSCGDAM": ({"name": "compositional_auc"}, {"name": "local_scgdam"}),
@@ -37,6 +39,7 @@ class Spent(NamedTuple):
     predicted: int  # bytes of vectors, up and down
     messages: int  # bytes handed to the engine
     wire: int  # bytes of the encrypted links
+    calls: int
 
     def per_round(self, longer: Spent) -> Spent:
         return Spent(*((b - a) / (LONG - SHORT) for a, b in zip(self, longer, strict=True)))  # type: ignore[arg-type]
@@ -45,36 +48,56 @@ class Spent(NamedTuple):
 def measure(folder: Path) -> str:
     """A page of Markdown."""
     port = _free_port()
-    known = init(folder / "consortium", SITES, port=port)
+    init(folder / "consortium", SITES, port=port)
     for name in SITES:
-        request = join(folder / name, folder / "consortium" / INVITATION, name)
-        install(folder / name, known, name, approve(folder / "consortium", request))
+        enrol(folder / "consortium", folder / name, name)
         (folder / name / "site.toml").write_text(
-            f'name = "{name}"\n[data]\nname = "heart"\n[limits]\nleast_per_bin = 1\n'
+            f'name = "{name}"\n[data]\nname = "heart"\n'
+            "[limits]\nleast_per_bin = 1\nleast_rows = 1\n"
         )
     places = [("server", folder / "consortium"), *(("site", folder / n) for n in SITES)]
     kept = [_started(kind, place) for kind, place in places]
     try:
-        rows = [_row(folder, port, name) for name in METHODS]
+        spent = {name: _on_flare_per_round(folder, port, name) for name in METHODS}
+        ping = _seconds_per_ping(folder)
     finally:
         for process in kept:
             process.terminate()
         for process in kept:
             process.wait()
     head = (
-        "| method | seconds | in one process | vectors, predicted | messages | encrypted links |\n"
-        "|---|---|---|---|---|---|\n"
+        "| method | seconds | calls without work | in one process | vectors, predicted | messages "
+        "| encrypted links |\n|---|---|---|---|---|---|---|\n"
     )
-    return head + "".join(rows)
+    return head + "".join(_row(folder, name, spent[name], ping) for name in METHODS)
 
 
-def _row(folder: Path, port: int, method: str) -> str:
-    short, long = (_on_flare(folder, port, method, rounds) for rounds in (SHORT, LONG))
-    spent = short.per_round(long)
+def _row(folder: Path, method: str, spent: Spent, ping: float) -> str:
     here = [_in_process(folder, method, rounds) for rounds in (SHORT, LONG)]
     alone = (here[1] - here[0]) / (LONG - SHORT)
-    sizes = " | ".join(f"{number:,.0f} B" for number in spent[1:])
-    return f"| {method} | {spent.seconds:.3f} s | {alone:.3f} s | {sizes} |\n"
+    seconds = " | ".join(f"{s:.3f} s" for s in (spent.seconds, spent.calls * ping, alone))
+    sizes = f"{spent.predicted:,.0f} B | {spent.messages:,.0f} B | {spent.wire:,.0f} B"
+    return f"| {method} | {seconds} | {sizes} |\n"
+
+
+def _on_flare_per_round(folder: Path, port: int, method: str) -> Spent:
+    short, long = (_on_flare(folder, port, method, rounds) for rounds in (SHORT, LONG))
+    return short.per_round(long)
+
+
+def _seconds_per_ping(folder: Path) -> float:
+    """What FLARE alone costs: all sites are called at once, and answer at once."""
+    consortium, job = folder / "consortium", folder / "pings"
+    write_job(job, "pings", len(SITES), pings=CALLS)
+    with flare_session(consortium) as session:
+        session.monitor_job(session.submit_job(str(job.resolve())))
+    try:
+        found = json.loads((Served(consortium, "pings").path / PINGS).read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the sites did not answer {CALLS} calls; the logs in {consortium / 'server'} say why"
+        ) from None
+    return found["seconds"] / found["count"]
 
 
 def _experiment(method: str, rounds: int) -> Experiment:
@@ -104,7 +127,8 @@ def _on_flare(folder: Path, port: int, method: str, rounds: int) -> Spent:
     last, traffic = place.read_history()[-1], place.read_json(TRAFFIC)
     predicted = last["bytes_up"] + last["bytes_down"]
     messages = traffic["up"] + traffic["down"]
-    return Spent(last["seconds"], predicted, messages, links.carried() - before)
+    wire = links.carried() - before
+    return Spent(last["seconds"], predicted, messages, wire, traffic["calls"])
 
 
 def _in_process(folder: Path, method: str, rounds: int) -> float:

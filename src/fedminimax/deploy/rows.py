@@ -3,10 +3,13 @@ built in, or rows that it makes."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedminimax.config import CHOICES, ConfigError, Experiment, Table, options_for, part_of
 from fedminimax.data.folder import Folder, Reading, ordered, site
@@ -24,9 +27,12 @@ from fedminimax.data.sites import (
     plain,
     union,
 )
-from fedminimax.data.statistics import Standardiser
+from fedminimax.data.statistics import Standardiser, local_moments
 from fedminimax.data.tables import Raw
+from fedminimax.engine.wire import quoted
 from fedminimax.experiment import FACTS, SPLITS, check_split
+
+OPTIONS = ("label", "positive", "classes", "missing")  # of a table, on which all sites agree
 
 
 class OwnTable:
@@ -51,7 +57,7 @@ class OwnTable:
         empty = [
             n for n, cells in self.raw.cells.items() if all(is_missing(c, lack) for c in cells)
         ]
-        options = {n: getattr(reader, n) for n in ("label", "positive", "classes", "missing")}
+        options = {n: getattr(reader, n) for n in OPTIONS}
         columns = [asdict(c) for c in columns]
         return {"columns": columns, "empty": empty, "labels": values, "options": options}
 
@@ -133,6 +139,23 @@ def split_rows(held: Holding, experiment: Experiment, setup: Table, number: int)
     return Rows({name: sites[0] for name, sites in parts.items()}, own.columns)
 
 
+def digest_of(found: Rows) -> str:
+    """The same for the same rows in the same use, and for no others."""
+    digest = hashlib.blake2s(digest_size=16)
+    for split, held in sorted(found.splits.items()):
+        columns = held if found.columns is None else (held.features, held.labels)
+        for column in map(np.asarray, columns):
+            digest.update(f"{split} {column.dtype} {column.shape} ".encode())
+            digest.update(column.tobytes())
+    return digest.hexdigest()
+
+
+def told_moments(found: Rows, centre: np.ndarray | None, least: int) -> np.ndarray:
+    """The sums of the training rows, without those of columns that have a value in a few only."""
+    moments = local_moments(found.splits["train"].features, centre)
+    return np.where(moments[0] >= least, moments, 0.0)
+
+
 def scaled_rows(found: Rows, setup: Table) -> dict[str, Any]:
     """As a run takes them."""
     if found.columns is None:
@@ -147,6 +170,42 @@ class Agreed:
 
     schema: Schema | None
     supplied: Table  # to the problem and its model
+
+
+def wrong_outline(outline: Any) -> str | None:
+    """What of an outline, from whomever it comes, is none."""
+    try:
+        _check_outline(outline)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"its outline is none: {quoted(error)}"
+    return None
+
+
+def _check_outline(outline: Any) -> None:
+    if set(outline) == {"facts"}:
+        for name, fact in outline["facts"].items():
+            sizes = fact if isinstance(fact, list) else [fact]
+            if name not in FACTS or not all(type(n) is int and n > 0 for n in sizes):
+                raise ValueError(f"{name} is {fact!r}")
+        return
+    if set(outline) == {"schema"}:
+        schema = outline["schema"]
+        options_for(Schema, {**schema, "columns": []}, "its schema")
+    else:
+        schema = outline
+        options = options_for(Folder, {"path": "", **outline["options"]}, "its options")
+        if set(options) != {"path", *OPTIONS}:
+            raise ValueError(f"its options are {', '.join(options)}")
+        Folder(**options)
+        _check_texts(outline["empty"])
+        _check_texts(outline["labels"])
+    for column in schema["columns"]:
+        Column(**options_for(Column, column, "a column"))
+
+
+def _check_texts(texts: Any) -> None:
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{texts!r} is no list of texts")
 
 
 def agree(outlines: dict[str, Table]) -> Agreed:
@@ -173,8 +232,8 @@ def _same(outlines: dict[str, Table], what: str) -> Any:
     for name, other in others:
         if other[what] != one[what]:
             raise ConfigError(
-                f"[data] differs between sites {first!r} and {name!r}: {one[what]} and "
-                f"{other[what]}; agree on one"
+                f"[data] differs between sites {first!r} and {name!r}: {quoted(one[what])} and "
+                f"{quoted(other[what])}; agree on one"
             )
     return one[what]
 

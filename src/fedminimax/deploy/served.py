@@ -8,20 +8,27 @@ import os
 import threading
 import time
 import tomllib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedminimax.config import ConfigError, Experiment, options_for, write_toml
+from fedminimax.deploy.consortium import Consortium
 from fedminimax.deploy.server import SESSION, check_experiment, run_sites
+from fedminimax.deploy.site_file import register_allowed
 from fedminimax.engine.call import Faults, SiteFailedError, SitesLostError, Transport
 from fedminimax.engine.checkpoint import write_bytes
+from fedminimax.engine.lock import BusyError, alone
 from fedminimax.engine.trainer import Interrupted, succeeded
+from fedminimax.engine.wire import Message
 from fedminimax.engine.work import ClientError
 
 REQUEST, BEAT, ENDED, STOP, LOG = "request.json", "beat.json", "ended.json", "stop", "sites.log"
+PINGS = "pings.json"
 SECONDS = 1.0  # between two beats
+SILENT = 15.0  # seconds without a beat after which a server is taken for dead
 
 
 class Served:
@@ -32,15 +39,22 @@ class Served:
         self.path = consortium / "runs" / name
 
     def ask_for(self, experiment: Experiment, faults: Faults, sites: Sequence[str]) -> None:
-        """The request; a folder that has one goes on with the same, or is refused."""
+        """The request, in place of the one before. Of a run at work it cannot be another; whether
+        it fits a run that was begun before is found out when it is served."""
         check_experiment(experiment, sites, faults)
         self.path.mkdir(parents=True, exist_ok=True)
         text = write_toml(experiment.to_table())
         content = {"experiment": text, "faults": asdict(faults), "sites": list(sites)}
+        if self.at_work() and content != _read(self.path / REQUEST):
+            raise ConfigError(
+                f"the run in {self.path} is at work with other settings: stop it first, or give "
+                "another --name"
+            )
         _write(self.path / REQUEST, content)
         (self.path / STOP).unlink(missing_ok=True)
 
     def request(self) -> tuple[Experiment, Faults, list[str]]:
+        register_allowed(self.consortium)
         content = _read(self.path / REQUEST)
         faults = Faults(**options_for(Faults, content["faults"], "faults"))
         return Experiment.from_table(tomllib.loads(content["experiment"])), faults, content["sites"]
@@ -55,11 +69,26 @@ class Served:
     def ended(self) -> dict[str, Any]:
         return _read(self.path / ENDED)
 
+    def over(self) -> bool:
+        """Whether the last session has said how it ended."""
+        ended = self.ended()
+        return bool(ended) and ended["session"] >= self.session()
+
+    def at_work(self) -> bool:
+        return not self.over() and self.silent_for() < SILENT
+
     def session(self) -> int:
         return _read(self.path / SESSION).get("session", 0)
 
     def stop(self) -> None:
         (self.path / STOP).touch()
+
+    def stopping(self) -> bool:
+        return (self.path / STOP).exists()
+
+    def log(self, text: str) -> None:
+        with open(self.path / LOG, "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     def silent_for(self) -> float:
         """Seconds since the last beat."""
@@ -73,17 +102,23 @@ def serve(
     transport: Transport,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Serves a run until it ends, and returns how; an end that is not the run's own leaves no trace
-    but silence."""
+    """Serves a run until it ends, and returns how. One that another process serves is left alone:
+    nothing is written."""
     served = Served(consortium, name)
+    try:
+        # The server of a run that has lost its engine ends before long.
+        with alone(served.path):
+            return _serve(served, transport, on_record)
+    except BusyError as busy:
+        return {"outcome": str(busy), "good": False, "again": False}
+
+
+def _serve(
+    served: Served, transport: Transport, on_record: Callable[[dict[str, Any]], None] | None
+) -> dict[str, Any]:
     experiment, faults, names = served.request()
     ended: dict[str, Any] = {}
     state = {"round": 0, "rounds": experiment.run.rounds, "pid": os.getpid()}
-
-    def log(text: str) -> None:
-        with open(served.path / LOG, "a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
-
     with _Beating(served, state):
         try:
             run = run_sites(
@@ -92,10 +127,10 @@ def serve(
                 names,
                 served.path,
                 faults,
-                log=log,
+                log=served.log,
                 on_record=on_record,
                 on_round=lambda round: state.update(round=round),
-                interrupted=(served.path / STOP).exists,
+                interrupted=served.stopping,
             )
             good = succeeded(run.outcome)
             ended = {"outcome": run.outcome, "rounds": run.rounds, "good": good, "again": False}
@@ -104,12 +139,35 @@ def serve(
         except (ValueError, ClientError, SiteFailedError) as error:  # a sentence for the user
             ended = {"outcome": str(error), "good": False, "again": False}
         except SitesLostError as error:
-            ended = {"outcome": str(error), "good": False, "again": True}
-            log(f"{error}; the run is started again")
+            lost = (
+                f"{error}. If its sites are at work and need longer than {faults.timeout:g} s for "
+                "an answer, raise --timeout"
+            )
+            ended = {"outcome": lost, "good": False, "again": True}
+            served.log(f"{error}; the run is started again")
+        except Exception as error:  # a fault of this machine or of the engine: it may pass
+            traceback.print_exc()
+            told = f"the server of the run failed with {type(error).__name__}: {error}"
+            ended = {"outcome": told, "good": False, "again": True}
+            served.log(told)
         finally:
             if ended:
                 _write(served.path / ENDED, {**ended, "session": served.session()})
     return ended
+
+
+def ping(consortium: Path, name: str, transport: Transport, count: int) -> None:
+    """Calls all sites that often, one call after the other, for nothing but a sign of life; the
+    seconds are written to the folder of that name."""
+    served, sites = Served(consortium, name), Consortium.read(consortium).sites
+    content = Message({"kind": "ping", "run": name}, {}).to_bytes()
+    begun = time.perf_counter()
+    for _ in range(count):
+        _, failures = transport.call(sites, content, 60.0)
+        if failures:
+            raise SiteFailedError("; ".join(failures.values()))
+    served.path.mkdir(parents=True, exist_ok=True)
+    _write(served.path / PINGS, {"count": count, "seconds": time.perf_counter() - begun})
 
 
 def line_of(record: dict[str, Any], rounds: int) -> str:

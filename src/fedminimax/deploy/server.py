@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,33 +40,33 @@ def run_sites(
 ) -> Run:
     """Runs an experiment at sites. A folder that holds an unfinished run of it is gone on with.
 
-    The folder's name is the run's. It holds what that of a simulated run holds, and the set-up.
+    The folder's name is the run's. It holds what that of a simulated run holds, and the set-up. Two
+    servers of one run would undo each other's work: the caller sees to it that there is one.
     """
     faults = faults or Faults()
     check_experiment(experiment, names, faults)
     place = RunFolder(folder)
     place.path.mkdir(parents=True, exist_ok=True)
-    with alone(place.path):
-        session = place.read_json(SESSION, missing={"session": 0})["session"] + 1
-        place.write_json(SESSION, {"session": session})
-        stopping = interrupted or (lambda: False)
-        sites = Sites(transport, tuple(names), place.path.name, faults, log, session, stopping)
-        setup, cost = _set_up(experiment, sites, place)
-        trainer, state = _trainer(experiment, setup, sites, place, cost)
-        trainer.plan = _plan(experiment, on_record, on_round, interrupted)
-        trainer.begin(state, "sites", resume=True)
-        _begin(sites, setup, first=trainer.state.round == 0)
-        trainer.train()
-        moments = None
-        if succeeded(trainer.outcome):
-            problem = trainer.federation.problem
-            moments = trainer.despite_losses(
-                lambda: problem.moments(trainer.point, trainer.ask("train"))
-            )
-            trainer.save_final(moments)
-        place.write_json(TRAFFIC, asdict(sites.traffic))
-        done = (trainer.history, trainer.outcome, trainer.state.round, trainer.best)
-        return Run(trainer.federation.problem, trainer.point, *done, moments, place)
+    session = place.read_json(SESSION, missing={"session": 0})["session"] + 1
+    place.write_json(SESSION, {"session": session})
+    stopping = interrupted or (lambda: False)
+    sites = Sites(transport, tuple(names), place.path.name, faults, log, session, stopping)
+    setup, cost = _set_up(experiment, sites, place)
+    trainer, state = _trainer(experiment, setup, sites, place, cost)
+    trainer.plan = _plan(experiment, on_record, on_round, interrupted)
+    trainer.begin(state, "sites", resume=True)
+    _begin(sites, setup, trainer.state.round)
+    trainer.train()
+    moments = None
+    if succeeded(trainer.outcome):
+        problem = trainer.federation.problem
+        moments = trainer.despite_losses(
+            lambda: problem.moments(trainer.point, trainer.ask("train"))
+        )
+        trainer.save_final(moments)
+    place.write_json(TRAFFIC, asdict(sites.traffic))
+    done = (trainer.history, trainer.outcome, trainer.state.round, trainer.best)
+    return Run(trainer.federation.problem, trainer.point, *done, moments, place)
 
 
 def check_experiment(experiment: Experiment, names: Sequence[str], faults: Faults) -> None:
@@ -91,6 +88,17 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
             f"[run] start is {run.start!r}, but a run between sites begins with the model's own "
             "first weights: leave it out, or simulate"
         )
+    if run.device != "cpu" or run.precision is not None:
+        ignored = "device" if run.device != "cpu" else "precision"
+        raise ConfigError(
+            f"[run] {ignored} is {getattr(run, ignored)!r}, but sites compute on the processor, in "
+            "the precision of dtype: leave it out, or simulate"
+        )
+    if experiment.split.sites:
+        raise ConfigError(
+            f"[split] sites is {experiment.split.sites}, but a run between sites is of all that "
+            "the consortium names: leave it out"
+        )
     if DRIFT in run.measures:
         raise ConfigError(
             f"[run] measures: {DRIFT!r} watches clients at work, which only the simulator can: "
@@ -107,27 +115,6 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
             f"least_replies is {faults.least_replies}, but {run.cohort or len(names)} sites take "
             "part in a round: lower it"
         )
-
-
-@contextmanager
-def alone(folder: Path, seconds: float = 60.0) -> Iterator[None]:
-    """Two servers of one run would undo each other's work; one that has lost its engine ends
-    before long."""
-    import fcntl  # not on every system; simulations do without
-
-    deadline = time.monotonic() + seconds
-    with open(folder / "lock", "w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"another process is at work on the run in {folder}: stop it first"
-                    ) from None
-                time.sleep(0.2)
-        yield
 
 
 def _set_up(experiment: Experiment, sites: Sites, place: RunFolder) -> tuple[Setup, Cost]:
@@ -178,9 +165,10 @@ def _plan(experiment: Experiment, *callbacks: Any) -> Plan:
     return Plan(run.rounds, *looks, *callbacks)
 
 
-def _begin(sites: Sites, setup: Setup, first: bool) -> None:
+def _begin(sites: Sites, setup: Setup, round: int) -> None:
     """Every site gets the set-up; later, one that is away has had it before."""
+    sites.begin_round(round)
     try:
-        sites.exchange(sites.roster.present, setup.message, lambda _, reply: None, needed=first)
+        sites.exchange(sites.roster.present, setup.message, {}, needed=round == 0)
     except LeftOutError as gone:
         sites.leave_out(gone.reasons)

@@ -3,8 +3,9 @@ tell, and every site gets the whole of it. A site that is started again reads it
 
 from __future__ import annotations
 
+import secrets
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +17,14 @@ from fedminimax.config import ConfigError, Experiment, Table, write_toml
 from fedminimax.data.clients import Clients
 from fedminimax.data.prepare import scaled
 from fedminimax.data.statistics import fit_sums
-from fedminimax.deploy.rows import agree
-from fedminimax.engine.call import Sites, differs
+from fedminimax.deploy.rows import agree, wrong_outline
+from fedminimax.engine.call import Check, Sites
 from fedminimax.engine.sites import SiteAsk, zero_rows
-from fedminimax.engine.wire import Message, plain
-from fedminimax.experiment import batches, make_problem
+from fedminimax.engine.wire import Message, plain, quoted
+from fedminimax.experiment import SPLITS, batches, make_problem
 from fedminimax.types import Cost, Problem
+
+TYPES = ("float64", "float32", "int64", "int32", "int16", "int8", "uint8", "bool")  # of columns
 
 
 class Setup(NamedTuple):
@@ -51,11 +54,12 @@ def sent_experiment(experiment: Experiment) -> Table:
     return tomllib.loads(write_toml(table))
 
 
-def problem_of(experiment: Experiment, setup: Table) -> Problem:
-    """The problem as it is before it has learnt anything of the rows."""
+def problem_of(experiment: Experiment, setup: Table, least: int = 0) -> Problem:
+    """The problem as it is before it has learnt anything of the rows; `least` is the reader's own
+    limit of rows per bin."""
     problem = make_problem(experiment, setup["supplied"])
     if hasattr(problem, "least_per_bin"):
-        problem.least_per_bin = setup["least_per_bin"]  # type: ignore[attr-defined]
+        problem.least_per_bin = max(least, setup["least_per_bin"])  # type: ignore[attr-defined]
     return problem
 
 
@@ -133,9 +137,10 @@ def absent_clients(experiment: Experiment, setup: Table) -> Clients:
     return made.to(getattr(torch, experiment.run.dtype))
 
 
-def prepared(experiment: Experiment, setup: Setup) -> Problem:
+def prepared(experiment: Experiment, setup: Setup, least: int = 0) -> Problem:
     """The problem with what the sites told before round 0: the same at the server and each site."""
-    clients, problem = absent_clients(experiment, setup.about), problem_of(experiment, setup.about)
+    clients = absent_clients(experiment, setup.about)
+    problem = problem_of(experiment, setup.about, least)
     weights = clients.weight_vector(clients.weights or problem.client_weights)
     return problem.prepare(Replayed(setup, weights, clients.sampled_positive_share))
 
@@ -143,11 +148,13 @@ def prepared(experiment: Experiment, setup: Setup) -> Problem:
 def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
     """Asks the sites for all that a run needs to know before round 0, and what that cost."""
 
-    def told(kind: str, check: Callable[[str, Message], str | None], **vectors: Tensor) -> dict:
-        message = Message({"kind": kind, "setup": about}, vectors)
-        return sites.exchange(sites.names, message, check, needed=True)
+    def told(kind: str, check: Check) -> dict[str, Message]:
+        message = Message({"kind": kind, "setup": about}, {})
+        return sites.exchange(sites.names, message, {}, check, needed=True)
 
     about: Table = {
+        # By which a site tells this run from another of the same name.
+        "id": secrets.token_hex(16),
         "version": __version__,
         "experiment": sent_experiment(experiment),
         "names": list(sites.names),
@@ -165,21 +172,16 @@ def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
 
         def summed(centre: np.ndarray | None) -> np.ndarray:
             vectors = {} if centre is None else {"centre": torch.from_numpy(centre)}
-            replies = told("moments", lambda _, reply: differs(reply.vectors, form), **vectors)
+            message = Message({"kind": "moments", "setup": about}, vectors)
+            replies = sites.exchange(sites.names, message, form, needed=True)
             return np.sum([replies[name].vectors["moments"].numpy() for name in sites.names], 0)
 
         standardiser = scaled(fit_sums(columns, summed), experiment.split)
         about["standardiser"] = standardiser.to_json()
-    sizes = told("sizes", _with("sizes", "columns"))
-    about["columns"] = sizes[sites.names[0]].about["columns"]
-    for name in sites.names:
-        if sizes[name].about["columns"] != about["columns"]:
-            raise ConfigError(
-                f"site {name!r} has columns {sizes[name].about['columns']}, site "
-                f"{sites.names[0]!r} has {about['columns']}: all must have the same"
-            )
-    splits = sizes[sites.names[0]].about["sizes"]
-    about["sizes"] = {s: [sizes[n].about["sizes"][s] for n in sites.names] for s in splits}
+    sizes = {name: reply.about for name, reply in told("sizes", _sizes_and_columns).items()}
+    about["columns"] = _of_all("columns", {n: sizes[n]["columns"] for n in sites.names})
+    splits = _of_all("splits", {n: list(sizes[n]["sizes"]) for n in sites.names})
+    about["sizes"] = {s: [sizes[n]["sizes"][s] for n in sites.names] for s in splits}
     problem, clients = problem_of(experiment, about), absent_clients(experiment, about)
     weights = clients.weight_vector(clients.weights or problem.client_weights)
     batch = zero_rows(about["columns"], None).train.batch(0)
@@ -195,16 +197,45 @@ def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
     return Setup(about, recorded.answers), ask.cost
 
 
-def _with(*wanted: str) -> Callable[[str, Message], str | None]:
-    def check(name: str, reply: Message) -> str | None:
-        lack = [what for what in wanted if what not in reply.about]
-        return f"it does not tell its {', '.join(lack)}" if lack else None
-
-    return check
+def _of_all(what: str, told: dict[str, Any]) -> Any:
+    """What every site has told alike."""
+    (first, one), *others = told.items()
+    for name, other in others:
+        if other != one:
+            raise ConfigError(
+                f"site {name!r} has {what} {quoted(other)}, site {first!r} has {quoted(one)}: all "
+                "must have the same"
+            )
+    return one
 
 
 def _of_this_version(name: str, reply: Message) -> str | None:
     theirs: Any = reply.about.get("version")
-    if theirs == __version__:
-        return _with("outline", "least_per_bin")(name, reply)
-    return f"it has fedminimax {theirs}, the server {__version__}: install the same"
+    if theirs != __version__:
+        return f"it has fedminimax {quoted(theirs)}, the server {__version__}: install the same"
+    if not _is_count(reply.about.get("least_per_bin")):
+        return "it does not tell its least_per_bin"
+    return wrong_outline(reply.about.get("outline"))
+
+
+def _sizes_and_columns(name: str, reply: Message) -> str | None:
+    sizes, columns = reply.about.get("sizes"), reply.about.get("columns")
+    if not isinstance(sizes, dict) or not {"train"} <= set(sizes) <= set(SPLITS):
+        return f"it does not tell its sizes, of {', '.join(SPLITS)}"
+    if not all(_is_count(size) for size in sizes.values()) or not sizes["train"]:
+        return f"its sizes are {quoted(sizes)}"
+    if not isinstance(columns, list) or not columns or not all(map(_is_column, columns)):
+        return f"its columns are {quoted(columns)}"
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _is_column(value: Any) -> bool:
+    """The shape of a row, and a type that rows may have."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    shape, dtype = value
+    return isinstance(shape, list) and all(map(_is_count, shape)) and dtype in TYPES

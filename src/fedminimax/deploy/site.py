@@ -15,14 +15,21 @@ import torch
 from fedminimax import __version__
 from fedminimax.config import ConfigError, Experiment, Table
 from fedminimax.data.clients import Clients
-from fedminimax.data.statistics import local_moments
-from fedminimax.deploy.rows import Rows, holding, scaled_rows, split_rows
+from fedminimax.deploy.rows import (
+    Rows,
+    digest_of,
+    holding,
+    scaled_rows,
+    split_rows,
+    told_moments,
+)
 from fedminimax.deploy.setup import Setup, prepared, problem_of, received_experiment
 from fedminimax.deploy.site_file import SiteFile, register
-from fedminimax.engine.checkpoint import CheckpointError, read, write_bytes
+from fedminimax.engine.checkpoint import CheckpointError, read, write
+from fedminimax.engine.lock import BusyError, alone
 from fedminimax.engine.round import Federation
-from fedminimax.engine.site import SiteError, Worker
-from fedminimax.engine.wire import Message
+from fedminimax.engine.site import WAIT, SiteError, Worker
+from fedminimax.engine.wire import Message, busy
 from fedminimax.experiment import SPLITS, batches
 from fedminimax.problems._levels import check_levels
 from fedminimax.problems._network_problem import NetworkProblem
@@ -35,6 +42,13 @@ SETUP = "setup.safetensors"
 def refusal(reason: str, run: Any = None, site: str | None = None) -> bytes:
     about = {"kind": "refusal", "run": run, "site": site, "reason": reason}
     return Message(about, {}).to_bytes()
+
+
+def received(content: bytes) -> Message:
+    try:
+        return Message.from_bytes(content)
+    except CheckpointError as error:
+        raise SiteError(str(error)) from error
 
 
 class Site:
@@ -57,15 +71,19 @@ class Site:
         """The reply to a message, whatever it is: nothing is raised."""
         run: Any = None
         try:
-            message = Message.from_bytes(content)
+            message = received(content)
             run = message.about.get("run")
             return self._reply(message).to_bytes()
-        except (SiteError, ConfigError, CheckpointError) as error:
+        except BusyError as error:
+            self.log(f"not done: {error}")
+            return busy(run, self.file.name)
+        except (SiteError, ConfigError) as error:
             reason = str(error)
             self.log(f"refused: {reason}")
         except Exception as error:
-            # The sentence may quote rows; it stays here.
-            self.log(traceback.format_exc())
+            # The sentence may quote rows or name paths; it stays here.
+            said = isinstance(error, CheckpointError)
+            self.log(f"refused: {error}" if said else traceback.format_exc())
             reason = (
                 f"{type(error).__name__}, of which the log of site {self.file.name!r} says more"
             )
@@ -90,11 +108,12 @@ class Site:
             return Message({**told, **limits, "outline": self._held.outline()}, {})
         found = self._split(about["setup"], experiment)
         if kind == "moments":
+            self._check_rows(found)
             centre = message.vectors["centre"].numpy() if message.vectors else None
-            own = local_moments(found.splits["train"].features, centre)
+            own = told_moments(found, centre, self.file.limits.least_rows)
             return Message(told, {"moments": torch.from_numpy(own)})
         self._check_least(about["setup"])
-        problem = problem_of(experiment, about["setup"])
+        problem = problem_of(experiment, about["setup"], self.file.limits.least_per_bin)
         clients = self._clients(about["setup"], experiment, found, problem)
         if kind == "sizes":
             number = self._number(about["setup"])
@@ -107,7 +126,7 @@ class Site:
         if kind == "ask":
             return self._made(run, about["setup"], experiment, problem, clients).answer(message)
         if kind == "begin":
-            self._begin(run, Message({"setup": about["setup"]}, message.vectors))
+            self._begin(run, Setup(about["setup"], message.vectors), digest_of(found))
             return Message(told, {})
         raise SiteError(f"{kind!r} is no call that site {self.file.name!r} knows")
 
@@ -118,18 +137,28 @@ class Site:
         self._check_round(experiment.run.rounds - 1)
         return experiment
 
-    def _check_round(self, round: int) -> None:
-        if round >= self.file.limits.rounds:
+    def _check_round(self, round: Any) -> None:
+        if type(round) is not int or round >= self.file.limits.rounds:
             raise SiteError(
                 f"site {self.file.name!r} takes part in at most {self.file.limits.rounds} rounds "
                 f"of a run, so not in round {round} (rounds in [limits] of its site file)"
             )
 
+    def _check_rows(self, found: Rows) -> None:
+        count, least = len(found.splits["train"]), self.file.limits.least_rows
+        if count < least:
+            raise SiteError(
+                f"site {self.file.name!r} tells sums of at least {least} rows, and {count} are for "
+                "training (least_rows in [limits] of its site file): set [split] train higher"
+            )
+
     def _check_least(self, setup: Table) -> None:
-        if setup["least_per_bin"] < self.file.limits.least_per_bin:
+        told = setup["least_per_bin"]
+        # Not everything that JSON can hold is a number that compares.
+        if type(told) is not int or told < self.file.limits.least_per_bin:
             raise SiteError(
                 f"site {self.file.name!r} counts at least {self.file.limits.least_per_bin} rows "
-                f"per bin of a histogram, and not {setup['least_per_bin']}"
+                f"per bin of a histogram, and not {told}"
             )
 
     def _number(self, setup: Table) -> int:
@@ -174,16 +203,19 @@ class Site:
     def _folder(self, run: str) -> Path:
         return self.file.folder / "runs" / run
 
-    def _begin(self, run: str, message: Message) -> None:
-        file, content = self._folder(run) / SETUP, message.to_bytes()
-        if file.exists() and file.read_bytes() != content:
+    def _begin(self, run: str, setup: Setup, rows: str) -> None:
+        """`rows` is their digest, which stays here."""
+        folder = self._folder(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder, WAIT):
+            if not (folder / SETUP).exists():
+                write(folder / SETUP, setup.answers, {"setup": setup.about, "rows": rows})
+            answers, about = read(folder / SETUP)
+        if Setup(about["setup"], answers).message.digest() != setup.message.digest():
             raise SiteError(
                 f"site {self.file.name!r} has taken part in another run called {run!r}: give this "
                 "one another name"
             )
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(file, content)
         self._worker(run)
 
     def _worker(self, run: str) -> Worker:
@@ -198,7 +230,12 @@ class Site:
                 experiment = self._experiment(setup.about)
                 self._check_least(setup.about)
                 found = self._split(setup.about, experiment)
-                problem = prepared(experiment, setup)
+                if digest_of(found) != about["rows"]:
+                    raise SiteError(
+                        f"the rows of site {self.file.name!r} are not those with which it began "
+                        f"the run {run!r}: put them back, or begin a new run"
+                    )
+                problem = prepared(experiment, setup, self.file.limits.least_per_bin)
                 clients = self._clients(setup.about, experiment, found, problem)
                 batch = clients.train.batch(self._number(setup.about))
                 dtype = getattr(torch, experiment.run.dtype)

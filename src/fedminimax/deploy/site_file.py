@@ -7,11 +7,10 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedminimax.config import CHOICES, ConfigError, Table, options_for, read_toml, suggest
 
-FILE = "site.toml"
+FILE, ALLOW_FILE = "site.toml", "allow.toml"
 EXAMPLE = """\
 # This file stays here: the server never sees it, and names no path on this machine.
 name = "{name}"
@@ -22,6 +21,7 @@ label = "disease"          # its name, of which the part with this site's name i
 
 [limits]
 least_per_bin = 5          # the fewest rows that this site counts in a bin of a score histogram
+least_rows = 10            # of how many rows, at the least, it tells sums of a column
 rounds = 10000             # the most rounds of a run
 
 [allow]                    # what an experiment may name here beside what is built in, such as
@@ -32,6 +32,7 @@ rounds = 10000             # the most rounds of a run
 @dataclass(frozen=True)
 class Limits:
     least_per_bin: int = 5
+    least_rows: int = 10
     rounds: int = 10_000
 
 
@@ -56,16 +57,31 @@ class SiteFile:
             raise ConfigError(f'{file} has no name; add name = "..." with the name of this site')
         if not isinstance(table.get("data"), dict):
             raise ConfigError(f"{file} has no section [data]; say there where this site's rows are")
-        limits = Limits(**options_for(Limits, table.get("limits", {}), "[limits]"))
-        return SiteFile(name, folder, table["data"], limits, _allowed(file, table.get("allow", {})))
+        for section in ("limits", "allow"):
+            if not isinstance(table.setdefault(section, {}), dict):
+                raise ConfigError(
+                    f"{file}: {section} is {table[section]!r}; make it a section, [{section}], "
+                    "or leave it out"
+                )
+        limits = Limits(**options_for(Limits, table["limits"], "[limits]"))
+        return SiteFile(name, folder, table["data"], limits, _allowed(file, table["allow"]))
 
 
-def _allowed(file: Path, table: Any) -> dict[str, dict[str, str]]:
+def register_allowed(consortium: Path) -> None:
+    """At the server: what the file allow.toml in the consortium's folder allows, if there is one.
+    It has the lines of a site's [allow]."""
+    file = consortium / ALLOW_FILE
+    if file.exists():
+        register(_allowed(file, read_toml(file)))
+
+
+def _allowed(file: Path, table: Table) -> dict[str, dict[str, str]]:
     sections = [section for section in CHOICES if section != "data"]
     for section, names in table.items():
-        if section not in sections or not isinstance(names, dict):
+        texts = isinstance(names, dict) and all(isinstance(p, str) for p in names.values())
+        if section not in sections or not texts:
             raise ConfigError(
-                f"{file}: [allow] {section} = {names!r}; write SECTION.NAME = "
+                f"{file}: allowed {section} = {names!r}; write SECTION.NAME = "
                 f'"package.module:Class", with one of the sections {", ".join(sections)}'
             )
     return table

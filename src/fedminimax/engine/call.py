@@ -21,9 +21,10 @@ from torch import Tensor
 
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.trainer import Interrupted
-from fedminimax.engine.wire import Message
+from fedminimax.engine.wire import Message, busy, quoted
 
 MOST_ROUNDS_AWAY = 32  # between two looks for a site that stays away
+Check = Callable[[str, Message], str | None]  # what is wrong with a site's reply
 
 
 class Transport(Protocol):
@@ -152,7 +153,8 @@ class Roster:
     def restore(self, about: dict[str, Any]) -> None:
         self.accepted = dict(about["accepted"])
         self.complete, self.norms = dict(self.accepted), about["norms"]
-        self.away = {name: Away(*times) for name, times in about["away"].items()}
+        # A run that is started again looks at once for those that were away.
+        self.away = {name: Away(0, wait) for name, (_, wait) in about["away"].items()}
 
 
 @dataclass
@@ -173,18 +175,25 @@ class Sites:
     def __post_init__(self) -> None:
         self.roster = Roster(self.names)
 
+    def enough(self, cohort: np.ndarray) -> bool:
+        """Can a round be played with those of the cohort that are there?"""
+        return not self.roster.away or len(self._there(cohort)) >= self.faults.least_replies
+
+    def _there(self, cohort: np.ndarray) -> set[int]:
+        return {k for k in cohort.tolist() if self.names[k] not in self.roster.away}
+
     def only_present(self, cohort: np.ndarray) -> np.ndarray:
         away, least = self.roster.away, self.faults.least_replies
         if not away:
             return cohort
-        there = [k for k in cohort.tolist() if self.names[k] not in away]
-        if len(set(there)) < least:
+        there = self._there(cohort)
+        if len(there) < least:
             raise SiteFailedError(
-                f"round {self.round}: {len(set(there))} of the sites that should take part are "
+                f"round {self.round}: {len(there)} of the sites that should take part are "
                 f"there, but least_replies is {least}; away: {', '.join(away)}. Bring them back "
                 "and run again: it goes on from the last complete round"
             )
-        return np.array(there, dtype=np.int64)
+        return cohort[[k in there for k in cohort.tolist()]]
 
     def begin_round(self, round: int) -> None:
         """Looks for those that were away."""
@@ -209,11 +218,12 @@ class Sites:
         self,
         names: Sequence[str],
         message: Message,
-        check: Callable[[str, Message], str | None],
+        expected: dict[str, Tensor],
+        check: Check | None = None,
         needed: bool = False,
     ) -> dict[str, Message]:
-        """A reply of each of these sites that has stood the check; `needed`: no policy can do
-        without any of them."""
+        """A reply of each of these sites that holds vectors like the expected and has stood the
+        check; `needed`: no policy can do without any of them."""
         policy = "fail" if needed and self.faults.policy == "skip" else self.faults.policy
         good: dict[str, Message] = {}
         reasons: dict[str, str] = {}
@@ -224,11 +234,11 @@ class Sites:
             lost, again = [], []
             for name in left:
                 if name not in replies:
-                    told = failures.get(name, "no reply")
+                    told = quoted(failures.get(name, "no reply"))
                     reasons[name] = f"site {name!r} in round {self.round}: {told}"
                     lost.append(name)
                     continue
-                reply, wrong = self._read(name, replies[name], message, check)
+                reply, wrong = self._read(name, replies[name], message, expected, check)
                 if wrong is None:
                     good[name] = reply
                 elif name in twice or reply.about.get("kind") == "refusal":
@@ -276,6 +286,9 @@ class Sites:
         self.traffic.calls += 1
         self.traffic.down += len(content) * len(names)
         self.traffic.up += sum(map(len, replies.values()))
+        for name in [n for n in replies if replies[n] == busy(self.run, n)]:
+            del replies[name]
+            failures[name] = "it is still at work on an earlier call"
         return replies, failures
 
     def _read(
@@ -283,35 +296,36 @@ class Sites:
         name: str,
         content: bytes,
         asked: Message,
-        check: Callable[[str, Message], str | None],
+        vectors: dict[str, Tensor],
+        check: Check | None,
     ) -> tuple[Message, str | None]:
         """The reply, and what is wrong with it."""
         where = f"the reply of site {name!r} in round {self.round}"
         try:
             reply = Message.from_bytes(content)
         except CheckpointError as error:
-            return Message({}, {}), f"{where} is refused: {error}"
+            return Message({}, {}), f"{where} is refused: {quoted(error)}"
         about = reply.about
         if about.get("kind") == "refusal":
-            return reply, f"site {name!r} in round {self.round} refuses: {about.get('reason')}"
+            reason = quoted(about.get("reason"))
+            return reply, f"site {name!r} in round {self.round} refuses: {reason}"
         expected = {"kind": asked.about["kind"], "run": self.run, "site": name}
         expected |= {n: asked.about[n] for n in ("round", "phase", "question") if n in asked.about}
         for what, value in expected.items():
             if about.get(what) != value:
-                return reply, (
-                    f"{where} is refused: it is of {what} {about.get(what)!r}, not {value!r}"
-                )
-        for vector_name, vector in reply.vectors.items():
-            if not bool(torch.isfinite(vector).all()):
-                return reply, f"{where} is refused: {vector_name} has a NaN or an infinity"
-        wrong = check(name, reply)
+                found = quoted(repr(about.get(what)))
+                return reply, f"{where} is refused: it is of {what} {found}, not {value!r}"
+        wrong = differs(reply.vectors, vectors)
+        if wrong is None and check is not None:
+            wrong = check(name, reply)
         return reply, None if wrong is None else f"{where} is refused: {wrong}"
 
 
 def differs(found: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
-    """What is wrong with the names, shapes or types of vectors."""
+    """What is wrong with the names, shapes, types or numbers of vectors."""
     if set(found) != set(expected):
-        return f"it holds {', '.join(sorted(found))}, not {', '.join(sorted(expected))}"
+        names = quoted(", ".join(sorted(found))) or "no vectors"
+        return f"it holds {names}, not {', '.join(sorted(expected)) or 'none'}"
     for name, vector in expected.items():
         given = found[name]
         if (given.shape, given.dtype) != (vector.shape, vector.dtype):
@@ -319,4 +333,6 @@ def differs(found: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None
                 f"{name} is {given.dtype} of shape {tuple(given.shape)}, not {vector.dtype} of "
                 f"shape {tuple(vector.shape)}"
             )
+        if not bool(torch.isfinite(given).all()):
+            return f"{name} has a NaN or an infinity"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 _KEY = "fedminimax"
+_DEEPEST = 50  # tables within tables of a message
 
 
 class CheckpointError(ValueError):
@@ -38,11 +40,27 @@ def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         # Eight bytes say how long the header is, which is JSON.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         about = json.loads(header["__metadata__"][_KEY])
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        # RuntimeError: shapes that are none, and a text nested beyond Python's own limit.
         raise CheckpointError(f"these bytes are not a message of fedminimax ({error})") from error
     if not isinstance(about, dict):
         raise CheckpointError("these bytes are not a message of fedminimax (no table in them)")
+    if _deeper(about, _DEEPEST):
+        raise CheckpointError(
+            f"these bytes are not a message of fedminimax (nested more than {_DEEPEST} times)"
+        )
     return tensors, about
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Level by level: a function that called itself could be made to do so too often."""
+    level = [value]
+    for _ in range(most):
+        tables = [part for part in level if isinstance(part, dict | list)]
+        level = [v for t in tables for v in (t.values() if isinstance(t, dict) else t)]
+        if not level:
+            return False
+    return True
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -74,6 +92,18 @@ def flush_name(folder: Path) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with _opened(path) as (file, about):
+        return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """The text alone."""
+    with _opened(path) as (_, about):
+        return about
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     try:
         with safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get(_KEY)
@@ -81,11 +111,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise CheckpointError(
                     f"{path} is a safetensors file, but not one that fedminimax wrote"
                 )
-
-            return {
-                name: file.get_tensor(name)
-                for name in file.keys()  # noqa: SIM118
-            }, json.loads(text)
+            yield file, json.loads(text)
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(
             f"{path} is damaged or cut short ({error}): delete it to go on from the checkpoint "

@@ -9,8 +9,6 @@ several phases, that of the round's beginning, where a server that was killed st
 
 from __future__ import annotations
 
-import re
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +19,15 @@ from torch import Tensor
 
 from fedminimax.engine import checkpoint
 from fedminimax.engine.debug import run_client
+from fedminimax.engine.lock import alone
 from fedminimax.engine.round import Federation, meet
 from fedminimax.engine.store import Store
 from fedminimax.engine.trees import built, form_of, leaves
-from fedminimax.engine.wire import Message, in_order, numbered
+from fedminimax.engine.wire import DIGEST, Message, in_order, numbered
 from fedminimax.engine.work import Work, keeping, kept_type, stack
 from fedminimax.types import Clock, Phase
+
+WAIT = 30.0  # seconds for another process of this site to be done with a call of the same run
 
 # Answers to these hold a number for every row. They stay where the rows are.
 OF_ROWS = ("scores",)
@@ -93,10 +94,13 @@ class States:
         for file in self.folder.glob("state-*.safetensors"):
             if file.name not in named:
                 file.unlink(missing_ok=True)
+        for file in self.folder.glob(".state-*.partial"):  # of a process that was killed
+            file.unlink(missing_ok=True)
 
     def last_call(self) -> list[int]:
         """The latest call that left a state."""
-        calls = [checkpoint.read(f)[1]["call"] for f in self.folder.glob("state-*.safetensors")]
+        files = self.folder.glob("state-*.safetensors")
+        calls = [checkpoint.read_about(file)["call"] for file in files]
         return max(calls, default=[0, 0])
 
 
@@ -107,21 +111,21 @@ class Worker:
         self.run, self.name, self.number = run, name, number
         self.federation = federation
         self.states = States(folder)
-        self._last = self.states.last_call()
-        # An engine may carry out a call that was given up beside the one that replaced it.
-        self._lock = threading.Lock()
 
     def phase(self, message: Message) -> Message:
         """The site's part of a phase; asked again, the same reply, unless it is wanted anew."""
-        with self._lock:
+        # An engine may carry out a call that was given up beside the one that replaced it, in
+        # another thread, or in a process that was left over. Whose turn it is, the disk says.
+        with alone(self.states.folder, WAIT):
             about = message.about
             self._check_turn(about["call"])
             start = _key(about["accepted"].get(self.name))
+            complete = _key(about["complete"].get(self.name))
             key = Key(about["round"], about["phase"], self._digest(message, start))
             if self.states.has(key) and self.name not in about["again"]:
-                return self.states.read(key).reply
-            state = self._computed(message, key, start)
-            complete = _key(about["complete"].get(self.name))
+                state = self.states.read(key)._replace(call=about["call"])
+            else:
+                state = self._computed(message, key, start)
             self.states.write(state, [k for k in (start, complete) if k is not None])
             return state.reply
 
@@ -142,12 +146,12 @@ class Worker:
         return {"kind": kind, "run": self.run, "site": self.name}
 
     def _check_turn(self, call: list[int]) -> None:
-        if call < self._last:
+        last = self.states.last_call()
+        if call < last:
             raise SiteError(
-                f"call {call} comes after call {self._last}, which replaced it: it is not "
-                f"carried out at site {self.name!r}"
+                f"call {call} comes after call {last}, which replaced it: it is not carried out "
+                f"at site {self.name!r}"
             )
-        self._last = call
 
     def _digest(self, message: Message, start: Key | None) -> str:
         told = {name: message.about[name] for name in ("run", "round", "phase", "clock", "form")}
@@ -214,6 +218,6 @@ def _key(given: Any) -> Key | None:
     if given is None:
         return None
     round, phase, digest = given
-    if not (type(round) is type(phase) is int and re.fullmatch(r"[0-9a-f]{32}", str(digest))):
+    if not (type(round) is type(phase) is int and DIGEST.fullmatch(str(digest))):
         raise SiteError(f"{given!r} is not the key of a state")
     return Key(round, phase, digest)

@@ -15,18 +15,19 @@ from torch import Tensor
 from fedminimax.data.batches import Draws, Sampler
 from fedminimax.data.clients import Clients
 from fedminimax.engine.ask import Asking
-from fedminimax.engine.call import LeftOutError, SiteFailedError, Sites, differs
+from fedminimax.engine.call import LeftOutError, SiteFailedError, Sites
 from fedminimax.engine.debug import run_client
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.round import Federation, at_the_server, meet
 from fedminimax.engine.store import Store
 from fedminimax.engine.trainer import Plan, Trainer
 from fedminimax.engine.trees import form_of, leaves, rebuilt
-from fedminimax.engine.wire import Message, in_order, numbered, plain
+from fedminimax.engine.wire import DIGEST, Message, in_order, numbered, plain
 from fedminimax.engine.work import Exchanged, Executor, Result, Work, stack
 from fedminimax.types import Clock, Cost, NonFiniteError
 
 T = TypeVar("T")
+MOST_DRAWS = 1000  # of a cohort, until enough of it are there
 
 
 def zero_rows(columns: Sequence[tuple[Sequence[int], str]], batch_size: int | None) -> Clients:
@@ -100,9 +101,7 @@ class Remote(Executor):
         bound = sites.faults.norm_factor * sites.roster.norms.get(str(number), 0.0)
 
         def check(name: str, reply: Message) -> str | None:
-            if wrong := differs(reply.vectors, named):
-                return wrong
-            if not isinstance(reply.about.get("digest"), str):
+            if not DIGEST.fullmatch(str(reply.about.get("digest"))):
                 return "it has no digest"
             lengths[name] = length(reply.vectors)
             if bound and lengths[name] > bound:
@@ -121,11 +120,11 @@ class Remote(Executor):
         }
         asked = sorted(set(work.cohort.tolist()))
         names = [sites.names[k] for k in asked]
-        replies = sites.exchange(names, Message(about, dict(leaves(work.down))), check)
+        replies = sites.exchange(names, Message(about, dict(leaves(work.down))), named, check)
         ups = {}
         for k, name in zip(asked, names, strict=True):
             reply = replies[name]
-            sites.roster.accepted[name] = [reply.about[n] for n in ("round", "phase", "digest")]
+            sites.roster.accepted[name] = [about["round"], number, reply.about["digest"]]
             ups[k] = rebuilt(expected, [reply.vectors[n] for n in named])
         sites.roster.found_norms[str(number)] = statistics.median(lengths[name] for name in names)
         return Result(stack([ups[k] for k in work.cohort.tolist()]), work.leave())
@@ -172,7 +171,14 @@ class SiteFederation(Federation):
         return self.sites.only_present(np.arange(len(self.clients)))
 
     def draw_cohort(self, server: Any, round: int, phase: int) -> np.ndarray:
-        return self.sites.only_present(super().draw_cohort(server, round, phase))
+        """Drawn anew while too few of those drawn are there: who is away would stop the run."""
+        cohort = super().draw_cohort(server, round, phase)
+        for again in range(1, MOST_DRAWS):
+            if self.complete or self.sites.enough(cohort):
+                break
+            # By the number of a round that there will never be.
+            cohort = super().draw_cohort(server, round + again * 2**32, phase)
+        return self.sites.only_present(cohort)
 
 
 class SiteAsk(Asking):
@@ -190,7 +196,7 @@ class SiteAsk(Asking):
         about: dict[str, Any] | None = None,
     ):
         """`answer` gives the form of a site's answer; `about` is told with each question."""
-        there = [k for k, name in enumerate(sites.names) if name in sites.roster.present]
+        there = sites.only_present(np.arange(len(sites.names))).tolist()
         sizes: dict[str, Sequence[int]] = {
             s: shards.sizes[there].tolist() for s, shards in clients.splits.items()
         }
@@ -204,7 +210,7 @@ class SiteAsk(Asking):
         replies = self.sites.exchange(
             self.names,
             Message({**self.about, "question": question}, numbered(vectors)),
-            lambda name, reply: differs(reply.vectors, expected),
+            expected,
         )
         return [in_order(replies[name].vectors) for name in self.names]
 

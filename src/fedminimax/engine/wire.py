@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedminimax.engine.checkpoint import pack, unpack
+
+DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 class Message(NamedTuple):
@@ -43,6 +46,21 @@ def in_order(vectors: dict[str, Tensor]) -> tuple[Tensor, ...]:
     (tensor([0.]), tensor([1.]))
     """
     return tuple(vectors[str(number)] for number in range(len(vectors)))
+
+
+def busy(run: Any, site: str) -> bytes:
+    """What a site sends that is still at work on an earlier call: no reply, and no refusal."""
+    return Message({"kind": "busy", "run": run, "site": site}, {}).to_bytes()
+
+
+def quoted(text: object) -> str:
+    """What somebody else has written, as a log can take it.
+
+    >>> quoted("round\\x1b[31m 3\\n")
+    'round?[31m 3?'
+    """
+    cut = str(text)[:500]
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)
 
 
 def plain(value: Any) -> Any:

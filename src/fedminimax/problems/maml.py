@@ -117,7 +117,7 @@ class MAML(NetworkProblem):
         - shares (T): the shares of support and query rows of each task.
         - adapt (u, shares): a step of every task.
         - query (u, shares): this client's part of the loss of every task.
-        - own (u, T): its loss over its own query rows; not a number if it has none.
+        - own (u, T): its loss over its own query rows; -1 if it has none.
         """
         _check_columns(batch)
         task, kind = batch.rows[2], batch.rows[3]
@@ -134,7 +134,8 @@ class MAML(NetworkProblem):
         if question == "own":
             tasks = int(vectors[1])
             total = self._losses(vectors[0], vectors[0].new_ones(tasks), batch, query=1).sum()
-            return ((total / batch.mean((kind == 1).to(total.dtype))).reshape(1),)
+            share = batch.mean((kind == 1).to(total.dtype))
+            return (torch.where(share > 0, total / share, -1.0).reshape(1),)
         return super().answer(question, vectors, batch)
 
     def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
@@ -148,7 +149,7 @@ class MAML(NetworkProblem):
             own = [float(reply[0]) for reply in ask.each("own", value, tasks)]
             found[f"loss{name}"] = float(losses.mean())
             # A client without query rows has no loss of its own.
-            held = [loss for loss in own if not math.isnan(loss)]
+            held = [loss for loss in own if loss >= 0]
             found[f"worst{name}"] = max(held, default=math.nan)
         return found
 
