@@ -15,7 +15,7 @@ from fedminimax.engine.simulate import simulate
 from fedminimax.engine.work import ClientError
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.cross_entropy import CrossEntropy
-from fedminimax.problems.network import Network
+from fedminimax.problems.network import Network, channels_last
 from fedminimax.types import Batch, batch_of
 
 D = torch.float64
@@ -81,6 +81,31 @@ def test_the_gradient_is_autograd_s(name):
     module.train()(x).square().mean().backward()
     theirs = torch.cat([p.grad.reshape(-1) for p in module.parameters() if p.grad is not None])
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pooling_first_and_another_order_in_memory_change_no_number(channels):
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        *(nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), nn.Flatten()),
+        nn.Linear(16, 1),
+    ).double()
+    rows = torch.randn(6, channels, 8, 8, dtype=torch.float64)
+    rows[:, :, :4] = 0.0  # windows of equal pixels
+    network = Network(module)
+    kinds = [type(part) for part in network._functional.children()]
+    assert kinds.index(nn.MaxPool2d) < kinds.index(nn.ReLU)
+    assert channels_last(rows).stride(1) == 1
+    weights = network.start().requires_grad_()
+    outputs = network(weights, rows)
+    wanted = module(rows)
+    slopes = torch.autograd.grad(wanted.square().sum(), list(module.parameters()))
+    assert torch.allclose(outputs, wanted, rtol=1e-12, atol=0)
+    (found,) = torch.autograd.grad(outputs.square().sum(), weights)
+    torch.testing.assert_close(
+        found, torch.cat([s.reshape(-1) for s in slopes]), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_the_user_s_module_is_never_touched():

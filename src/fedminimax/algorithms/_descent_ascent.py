@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Point, Problem
 
@@ -21,8 +22,8 @@ class DescentAscent(Algorithm):
 
     def moved(self, problem: Problem, client: Any, direction: Point, clock: Clock) -> Any:
         """A client one step down in x and up in y, inside the problem's sets."""
-        x = problem.project_x(client.x - at(self.primal_lr, clock) * direction.x)
-        y = problem.project_y(client.y + at(self.dual_lr, clock) * direction.y)
+        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), direction.x))
+        y = problem.project_y(plus(client.y, at(self.dual_lr, clock), direction.y))
         return client._replace(x=x, y=y)
 
     def local_step(

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from fedminimax.algorithms._tracked import MoveThenTrack, Tracked, check_weight, storm_tracked
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import plus
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 Sync = Literal["track", "reaverage"]
@@ -77,8 +78,8 @@ class FederatedDescentAscent(MoveThenTrack):
     def moved(self, problem: Problem, state: Any, down: Any, clock: Clock) -> Point:
         lr, direction = at(self.lr, clock), self.direction(state, down)
         return Point(
-            problem.project_x(state.x - lr * at(self.primal_lr, clock) * direction.x),
-            problem.project_y(state.y + lr * at(self.dual_lr, clock) * direction.y),
+            problem.project_x(plus(state.x, -lr * at(self.primal_lr, clock), direction.x)),
+            problem.project_y(plus(state.y, lr * at(self.dual_lr, clock), direction.y)),
         )
 
     def tracked(

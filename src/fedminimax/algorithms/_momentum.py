@@ -7,6 +7,7 @@ from typing import Any
 
 from fedminimax.algorithms._tracked import Momenta, MoveThenTrack, check_weight
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import average, plus
 from fedminimax.types import Clock, Point, Problem
 
 
@@ -29,14 +30,14 @@ class MomentumDescentAscent(MoveThenTrack):
     def moved(self, problem: Problem, client: Any, clock: Clock) -> Point:
         lr = at(self.lr, clock)
         return Point(
-            problem.project_x(client.x - lr * self.primal_lr * client.momentum_x),
-            problem.project_y(client.y + lr * self.dual_lr * client.momentum_y),
+            problem.project_x(plus(client.x, -lr * self.primal_lr, client.momentum_x)),
+            problem.project_y(plus(client.y, lr * self.dual_lr, client.momentum_y)),
         )
 
     def averaged(self, client: Any, grad: Point, clock: Clock) -> Momenta:
         lr = at(self.lr, clock)
         primal, dual = lr * self.primal_rate, lr * self.dual_rate
         return Momenta(
-            (1 - primal) * client.momentum_x + primal * grad.x,
-            (1 - dual) * client.momentum_y + dual * grad.y,
+            average(client.momentum_x, grad.x, primal),
+            average(client.momentum_y, grad.y, dual),
         )

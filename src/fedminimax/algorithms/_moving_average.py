@@ -13,6 +13,7 @@ from torch import Tensor
 from fedminimax.algorithms._relay import POINT, Exchange, OfDepth, Part, relay, unknown
 from fedminimax.algorithms._tracked import check_weight
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import average, plus
 from fedminimax.problems.gradients import gradients, inner_pullback, value_and_pull
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
@@ -147,8 +148,8 @@ class MovingAverages(OfDepth):
 
     def reached(self, client: Composed, clock: Clock) -> Point:
         lr, dual_lr = at(self.lr, clock), self.dual_rates(clock)[0]
-        x = client.x - lr * at(self.primal_lr, clock) * client.momentum_x
-        return Point(x, client.y + lr * dual_lr * client.momentum_y)
+        x = plus(client.x, -lr * at(self.primal_lr, clock), client.momentum_x)
+        return Point(x, plus(client.y, lr * dual_lr, client.momentum_y))
 
     def inner_averaged(self, clock: Clock, part: Part, client: Composed, value: Tensor) -> Composed:
         weight = at(self.lr, clock) * at(self.inner_rate, clock)
@@ -218,11 +219,6 @@ def _slope(level: int) -> Part:
     """The gradient in a level's value; below the first level that is x, whose gradient is
     averaged."""
     return Part("slopes", level) if level else Part("momentum_x")
-
-
-def average(old: Tensor, new: Tensor, weight: Number) -> Tensor:
-    weight = torch.as_tensor(weight, dtype=old.dtype, device=old.device)
-    return torch.lerp(old, new, weight)  # in one pass over vectors that may be long
 
 
 def below(client: Composed, level: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedminimax.algorithms._stagewise import StagewiseProximal
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import plus
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 
@@ -30,6 +31,8 @@ class Client(NamedTuple):
     control_x: Tensor  # c_v^k
     control_y: Tensor  # c_alpha^k
     stage: Tensor  # that the three belong to
+    ahead_x: Tensor  # c_v - c_v^k
+    ahead_y: Tensor
     sum_x: Tensor  # of the gradients used in this round
     sum_y: Tensor
 
@@ -79,7 +82,8 @@ class Codasca(StagewiseProximal):
 
     def init_client(self, problem: Problem, down: Down, batch: Draw | None) -> Client:
         none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, down.x, *none, torch.tensor(-1, device=down.x.device), *none)
+        stage = torch.tensor(-1, device=down.x.device)
+        return Client(down.x, down.y, down.x, *none, stage, *none, *none)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
         return server
@@ -94,20 +98,17 @@ class Codasca(StagewiseProximal):
         control = Point(
             torch.where(new, 0.0, client.control_x), torch.where(new, 0.0, client.control_y)
         )
+        ahead = Point(down.control_x - control.x, down.control_y - control.y)
         none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, center, *control, clock.stage, *none)
+        return Client(down.x, down.y, center, *control, clock.stage, *ahead, *none)
 
     def local_step(
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         lr = at(self.lr, clock)
         g = self.proximal_gradients(problem, client, batch, clock)
-        x = problem.project_x(
-            client.x - lr * (g.x - client.control_x + down.control_x)
-        )  # v^k_{r,t+1}
-        y = problem.project_y(
-            client.y + lr * (g.y - client.control_y + down.control_y)
-        )  # alpha^k_{r,t+1}
+        x = problem.project_x(plus(client.x, -lr, g.x + client.ahead_x))  # v^k_{r,t+1}
+        y = problem.project_y(plus(client.y, lr, g.y + client.ahead_y))  # alpha^k_{r,t+1}
         return client._replace(x=x, y=y, sum_x=client.sum_x + g.x, sum_y=client.sum_y + g.y)
 
     def send(self, down: Down, client: Client, clock: Clock) -> tuple[Up, Client]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Point, Problem
 
@@ -34,4 +35,4 @@ class FedAvg(Algorithm):
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
         grad = gradients(problem, client, batch)
-        return client._replace(x=problem.project_x(client.x - at(self.lr, clock) * grad.x))
+        return client._replace(x=problem.project_x(plus(client.x, -at(self.lr, clock), grad.x)))

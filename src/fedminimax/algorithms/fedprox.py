@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Clock, Draw, Point, Problem
 
@@ -36,6 +37,7 @@ class FedProx(FedAvg):
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
         grad = gradients(problem, client, batch)
-        pull = at(self.proximal, clock) * (client.x - down.x)  # grad of mu/2 |w - w^t|^2
-        x = problem.project_x(client.x - at(self.lr, clock) * (grad.x + pull))
+        # with the gradient of mu/2 |w - w^t|^2
+        grad = plus(grad.x, at(self.proximal, clock), client.x - down.x)
+        x = problem.project_x(plus(client.x, -at(self.lr, clock), grad))
         return client._replace(x=x)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Point, Problem
 
@@ -39,6 +40,6 @@ class LocalSGDA(Algorithm):
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
         grad = gradients(problem, client, batch)
-        x = problem.project_x(client.x - at(self.primal_lr, clock) * grad.x)
-        y = problem.project_y(client.y + at(self.dual_lr, clock) * grad.y)
+        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), grad.x))
+        y = problem.project_y(plus(client.y, at(self.dual_lr, clock), grad.y))
         return Point(x, y)

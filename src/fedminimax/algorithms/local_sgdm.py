@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Point, Problem
 
@@ -68,8 +69,8 @@ class LocalSGDM(Algorithm):
         self, problem: Problem, down: State, client: State, batch: Draw, clock: Clock
     ) -> State:
         grad = gradients(problem, Point(client.x, client.y), batch)
-        momentum = self.heavy_ball * client.momentum + grad.x  # u_i^(t)
-        x = problem.project_x(client.x - at(self.lr, clock) * momentum)  # x_i^(t)
+        momentum = plus(grad.x, self.heavy_ball, client.momentum)  # u_i^(t)
+        x = problem.project_x(plus(client.x, -at(self.lr, clock), momentum))  # x_i^(t)
         return client._replace(x=x, momentum=momentum)
 
     def send(self, down: State, client: State, clock: Clock) -> tuple[State, State]:

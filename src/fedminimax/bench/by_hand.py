@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedminimax.bench.ours import Steady
+from fedminimax.problems.network import channels_last, pool_first
 
 List = list[Tensor]
 
@@ -27,7 +28,7 @@ class Worker:
     its sign turned, so that all variables descend."""
 
     def __init__(self, module: nn.Module, columns: Sequence[Tensor], positive_share: float):
-        self.module = copy.deepcopy(module)
+        self.module = pool_first(copy.deepcopy(module))
         for part in self.module.modules():
             if isinstance(part, nn.BatchNorm2d):  # nobody uses running statistics in training
                 part.track_running_stats = False
@@ -39,7 +40,7 @@ class Worker:
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         features, labels = self.columns
-        return features[rows], labels[rows]
+        return channels_last(features[rows]), labels[rows]
 
     def gradient(self, features: Tensor, labels: Tensor) -> List:
         p, (a, b, alpha) = self.share, self.variables[-3:]

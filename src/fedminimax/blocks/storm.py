@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedminimax.blocks.vectors import plus
+
 
 def storm(estimate: Tensor, new: Tensor, old: Tensor, rate: Tensor | float) -> Tensor:
     """The estimate at the new point, from gradients at the new and the old one on the same rows.
@@ -17,4 +19,4 @@ def storm(estimate: Tensor, new: Tensor, old: Tensor, rate: Tensor | float) -> T
     >>> storm(torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([2.0]), 0.5)
     tensor([2.5000])
     """
-    return new + (1 - rate) * (estimate - old)
+    return plus(new, 1 - rate, estimate - old)

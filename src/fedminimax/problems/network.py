@@ -20,6 +20,7 @@ from fedminimax.blocks.precision import double
 from fedminimax.types import Batch, Problem
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _CHUNK = 2048  # rows that are normalised together where moments are estimated
 _SCORED = 128  # rows that are scored together: larger activations leave the cache
 
@@ -90,7 +91,7 @@ class Network:
             )
         self.precision: torch.dtype | None = None  # of the forward pass, if not that of the rows
         self._plain = copy.deepcopy(module)
-        self._functional = _swap_norms(copy.deepcopy(module))
+        self._functional = pool_first(_swap_norms(copy.deepcopy(module)))
         self._norms = [
             name for name, part in self._functional.named_modules() if isinstance(part, RowNorm)
         ]
@@ -128,7 +129,7 @@ class Network:
         tensors = self.weights(vector) | self._buffers(vector.device)
         if batch is not None and batch.padding.shape[0]:
             tensors |= {f"{name}.row_weight": batch.weight for name in self._norms}
-        module = self._own_module()
+        module, rows = self._own_module(), channels_last(rows)
         if self.precision is None:
             return functional_call(module, tensors, (rows,))
         with torch.autocast(vector.device.type, self.precision, cache_enabled=False):
@@ -178,7 +179,7 @@ class Network:
         """The outputs in evaluation mode."""
         module = self.module(vector, moments)
         with torch.no_grad():
-            return torch.cat([module(chunk) for chunk in rows.split(_SCORED)])
+            return torch.cat([module(channels_last(chunk)) for chunk in rows.split(_SCORED)])
 
     def __deepcopy__(self, memo: dict) -> Network:
         return self.at(self.precision)
@@ -234,6 +235,31 @@ def _swap_norms(module: nn.Module, swapped: dict[nn.Module, RowNorm] | None = No
         if child is not None:
             setattr(module, name, _swap_norms(child, swapped))
     return module
+
+
+def pool_first(module: nn.Module) -> nn.Module:
+    """The module with max-pooling before ReLU where it stands right after it: the same numbers and
+    the same derivatives, for a quarter of the work."""
+    for part in module.modules():
+        if isinstance(part, nn.Sequential):
+            for i in range(len(part) - 1):
+                if type(part[i]) is nn.ReLU and type(part[i + 1]) in _POOLS:
+                    part[i], part[i + 1] = part[i + 1], part[i]
+    return module
+
+
+def channels_last(rows: Tensor) -> Tensor:
+    """Images in the order in which torch pools and normalises several times faster on a CPU. vmap
+    knows no such orders."""
+    if rows.dim() != 4 or torch.compiler.is_compiling() or _wrapped(rows):
+        return rows
+    # Even if there is one channel: `contiguous` would take either order for both.
+    return rows.clone(memory_format=torch.channels_last)
+
+
+def _wrapped(rows: Tensor) -> bool:
+    """Inside vmap?"""
+    return torch._C._functorch.is_functorch_wrapped_tensor(rows)  # type: ignore[attr-defined]
 
 
 def _unusable(part: nn.Module) -> str | None:
