@@ -4,33 +4,50 @@ computes."""
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import contextmanager
+from itertools import groupby
 
 import numpy as np
 import pytest
 import torch
 
-from fedminimax.bench import all_rows, batched, bench, choose, portfolio
-from fedminimax.bench.by_hand import Worker
-from fedminimax.bench.measure import Effort, Ratio, in_turn, times_faster
+import fedminimax.bench
+from fedminimax.bench import all_rows, batched, bench, choose, environments, portfolio, scale
+from fedminimax.bench.by_hand import FlatWorker, Worker, fastest
+from fedminimax.bench.environments import FLOWER, JAX, TORCH, Folder, Peer, talking
+from fedminimax.bench.measure import Effort, Ratio, Times, in_turn, times_faster
 from fedminimax.bench.methods import BATCH, METHODS
 from fedminimax.bench.ours import Steady, labelled, mlp
-from fedminimax.bench.table import CannotMeasureError, Found, Row, at_least, at_most, measured
+from fedminimax.bench.peers import the_job
+from fedminimax.bench.table import (
+    Asked,
+    CannotMeasureError,
+    Found,
+    Row,
+    at_least,
+    at_most,
+    cells,
+    measured,
+)
 from fedminimax.data.clients import Clients
+from fedminimax.engine import compiled
 from fedminimax.problems.auc import AUC
 
 
-def small_run(method) -> Steady:
+def small_run(method, executor: str = "debug") -> Steady:
     data = labelled([3 * BATCH, 2 * BATCH, 5 * BATCH], (64,), torch.float64)
     problem = AUC(mlp(torch.float64), positive_share=0.1)
     clients = Clients(data, batch_size=BATCH)
-    return Steady(problem, method.algorithm, clients, "debug", first="debug")
+    return Steady(problem, method.algorithm, clients, executor, first="debug")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", [Worker, FlatWorker], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_loops_by_hand_compute_what_the_engine_computes(method, threads):
+def test_loops_by_hand_compute_what_the_engine_computes(method, kind, threads):
     run = small_run(method)
-    loop = method.loop(run, mlp(torch.float64), threads)
+    loop = method.loop(run, mlp(torch.float64), threads, kind)
     before = run.state.server.x
     loop()
     run()
@@ -39,6 +56,18 @@ def test_loops_by_hand_compute_what_the_engine_computes(method, threads):
     assert not torch.allclose(run.state.server.x, before)
     for found, wanted in zip(loop.server, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("faster", [Worker, FlatWorker])
+def test_the_faster_way_by_hand_is_the_one_to_compare_with(faster, monkeypatch):
+    def timed(calls, effort):
+        for call in calls.values():
+            call()
+        return {way: Times((1.0 if way == faster.way else 2.0,)) for way in calls}
+
+    monkeypatch.setattr("fedminimax.bench.by_hand.in_turn", timed)
+    way, loop = fastest(METHODS[0].loop, small_run(METHODS[0]), mlp(torch.float64))
+    assert (way, type(loop.workers[0])) == (faster.way, faster)
 
 
 @pytest.mark.parametrize("by_hand", [batched.vmapped, batched.written_out])
@@ -71,42 +100,214 @@ def test_calls_are_timed_in_turn_and_may_measure_themselves():
 
     def fast() -> float:
         order.append("fast")
-        return 0.1
+        return 0.25
 
     times = in_turn({"fast": fast, "slow": slow}, Effort(0.0, 3))
-    assert times_faster(times["fast"], times["slow"]) == Ratio(5.0, 5.0, 5.0)
-    assert order[4:] == ["fast", "slow"] * 3  # after two calls of each to warm up
+    assert times_faster(times["fast"], times["slow"]) == Ratio(2.0, 2.0, 2.0)
+    # After two calls of each to warm up; within a turn, short calls are repeated.
+    assert [name for name, _ in groupby(order[4:])] == ["fast", "slow"] * 3
 
 
-def found(median: float) -> Found:
-    return Found(Ratio(median, median, median), "1 ms", "2 ms", "the profile")
+def test_what_is_drawn_ahead_is_there_when_the_other_side_has_its_turn():
+    run = small_run(METHODS[0])
+    ahead = set()
+    for _ in range(20):
+        run()
+        coming = run.federation.sampler._coming
+        ahead.add(coming is not None)
+        assert coming is None or coming.done()
+    assert True in ahead
+
+
+def test_where_the_time_of_a_round_goes_is_asked_of_whatever_auto_chose(monkeypatch):
+    monkeypatch.setattr("fedminimax.bench.ours.LONG", 1)  # nothing is compiled
+    run = small_run(METHODS[0], "auto")
+    run()
+    told = run.parts(seconds=0.0)
+    assert told.startswith(f"a round ({run.executor.name}, {run.executor.threads} threads) is data")
+    for part in ("local steps", "averaging", "server step", "other"):
+        assert part in told
+
+
+# Rows.
+
+
+def found(median: float, asked=lambda: "the profile") -> Found:
+    return Found(Ratio(median, median, median), "1 ms", asked, "2 ms")
+
+
+def cannot(effort: Effort) -> Found:
+    raise CannotMeasureError("no compiler")
+
+
+def fails(effort: Effort) -> Found:
+    raise ZeroDivisionError("division by zero\nand a long story")
+
+
+def some_rows(asked=lambda: "the profile") -> list[Row]:
+    return [
+        Row("a", "", "", at_least(2.0), lambda effort: found(2.0, asked)),
+        Row("d", "", "", at_least(2.0), cannot),
+        Row("e", "", "", at_least(2.0), fails),
+        Row("c", "", "", at_most(2.0, "ms"), lambda effort: found(1.9, asked)),
+    ]
 
 
 def test_a_row_passes_falls_short_or_says_why_it_was_not_measured():
-    def fails(effort: Effort) -> Found:
-        raise CannotMeasureError("no compiler")
+    def never() -> str:
+        raise AssertionError("only rows that fall short need a profile")
 
-    rows = [
-        Row("a", "", "", at_least(2.0), lambda effort: found(2.0)),
-        Row("b", "", "", at_least(2.0), lambda effort: found(1.9)),
-        Row("c", "", "", at_most(2.0, "ms"), lambda effort: found(1.9)),
-        Row("d", "", "", at_least(2.0), fails),
+    short = Row("b", "", "", at_least(2.0), lambda effort: found(1.9))
+    results = [measured(row, Effort(0.0, 1)) for row in [*some_rows(never), short]]
+    assert [cells(r)[-1] for r in results] == [
+        "pass",
+        "not measured: no compiler",
+        "failed: ZeroDivisionError: division by zero",
+        "pass",
+        "falls short: the profile",
     ]
-    results = [measured(row, Effort(0.0, 1)) for row in rows]
-    assert [r.verdict for r in results] == ["pass", "falls short", "pass", "not measured"]
-    assert results[3].reason == "no compiler"
 
 
-def test_every_row_of_the_table_is_there():
-    names = [row.name for row in all_rows(True, None)]
-    assert len(set(names)) == len(names)
+def test_a_row_that_fails_is_a_row_and_the_exit_code(tmp_path, monkeypatch, capsys):
+    output = tmp_path / "bench.md"
+    monkeypatch.setattr(fedminimax.bench, "all_rows", lambda *_: some_rows())
+    assert bench(output=output) == 1
+    assert "1 not measured, 1 failed." in output.read_text()
+    assert len(json.loads(output.with_suffix(".json").read_text())["rows"]) == 4
+    assert bench(only=["a", "d"]) == 0
+    assert "division by zero" in capsys.readouterr().out
+
+
+def test_what_is_measured_outlives_an_interruption(tmp_path, monkeypatch, capsys):
+    def interrupted(effort: Effort) -> Found:
+        raise KeyboardInterrupt
+
+    output = tmp_path / "bench.md"
+    rows = [*some_rows()[:1], Row("late", "", "", at_least(1.0), interrupted)]
+    monkeypatch.setattr(fedminimax.bench, "all_rows", lambda *_: rows)
+    with pytest.raises(KeyboardInterrupt):
+        bench(output=output)
+    assert "1 pass, 0 fall short, 0 not measured, 0 failed; 1 rows to come." in output.read_text()
+    (row,) = json.loads(output.with_suffix(".json").read_text())["rows"]
+    assert (row["row"], row["verdict"]) == ("a", "pass")
+    assert "pass" in capsys.readouterr().out
+
+
+def test_every_row_of_the_table_is_there_with_its_bound():
+    rows = {row.name: row.asked for row in all_rows(True, None)}
+    assert len(rows) == len(all_rows(True, None))
     methods = [method.name for method in METHODS]
-    wanted = [f"mlp.{n}.{m}" for n in (100, 1000) for m in methods]
-    wanted += [f"networks.cnn.{m}" for m in methods]
-    wanted += ["networks.resnet20.local_sgda", "compositional.step", "portfolio.numpy"]
-    wanted += ["portfolio.jax", "overhead.compiled", "overhead.vectorised", "peers.libauc"]
-    wanted += [f"peers.{p}.{k}" for p in ("flower", "pfl", "fedlab") for k in ("mlp", "cnn")]
-    assert set(wanted) <= set(names)
+    least = {f"mlp.100.{m}": 60 for m in methods} | {f"mlp.1000.{m}": 30 for m in methods}
+    least |= {f"networks.cnn.{m}": 1.9 for m in methods}
+    least |= {"networks.resnet20.local_sgda": 1.85, "compositional.step": 0.87}
+    least |= {"portfolio.numpy": 4, "portfolio.jax": 0.4}
+    others = ("flower", "pfl", "fedlab")
+    least |= {f"peers.{p}.mlp": 5 for p in others} | {f"peers.{p}.cnn": 1.5 for p in others}
+    least |= {"peers.libauc": 1}
+    # Every path, against the same work by hand.
+    least |= {"mlp.compiled": 0.9, "mlp.vectorised": 0.9}
+    least |= {f"networks.{n}": 0.9 for n in ("cnn.threads", "resnet20.threads", "cnn.evaluation")}
+    assert {name: rows[name] for name in least} == {n: at_least(b) for n, b in least.items()}
+    most = {
+        "overhead.compiled": at_most(100, "microseconds"),
+        "overhead.vectorised": at_most(1000, "microseconds"),
+        "scale.time": at_most(1.2, "x"),
+        "scale.memory": at_most(200, "MB more"),
+        "scale.store": at_most(1000, "MB"),
+    }
+    assert {name: rows[name] for name in most} == most
+    assert all(isinstance(asked, Asked) for asked in rows.values())
+
+
+# Compilers and other processes.
+
+
+def test_a_row_that_needs_a_compiler_says_that_there_is_none(monkeypatch):
+    monkeypatch.setattr("fedminimax.bench.ours.missing_compiler", lambda: "install g++ or clang")
+    with pytest.raises(CannotMeasureError, match="not compiled: install g"):
+        small_run(METHODS[0], "compiled")
+
+
+def test_a_row_does_not_go_on_without_its_machine_code(monkeypatch):
+    def faulty(module, given):
+        raise RuntimeError("cc1plus: killed\nmore")
+
+    monkeypatch.setattr(compiled, "inductor", faulty)
+    with pytest.raises(CannotMeasureError, match=r"^not compiled: RuntimeError: cc1plus: killed$"):
+        small_run(METHODS[0], "compiled")
+
+
+@contextmanager
+def child(tmp_path, monkeypatch, code: str):
+    """A peer whose job is this code."""
+    (tmp_path / "other_job.py").write_text(code)
+    monkeypatch.setattr(environments, "JOBS", tmp_path)
+    monkeypatch.setattr(Folder, "python", lambda self, peer: sys.executable)
+    with talking(Peer("other", ()), Folder(tmp_path)) as talk:
+        yield talk
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("raise SystemExit(3)", "other ended before its job was done: no message, exit status 3"),
+        ("raise ValueError('no Ray')", "other ended .*: ValueError: no Ray"),
+        ("print('x' * 3_000_000)", "other printed 1,000,000 characters or more where a line"),
+        ("print('hello')", "other printed 6 characters where a line of JSON was expected: 'hello"),
+    ],
+)
+def test_a_peer_that_fails_is_a_sentence(code, sentence, tmp_path, monkeypatch):
+    with (
+        pytest.raises(CannotMeasureError, match=sentence),
+        child(tmp_path, monkeypatch, code),
+    ):
+        pass
+
+
+def test_a_peer_must_do_the_same_job(tmp_path, monkeypatch):
+    run = small_run(METHODS[0])
+    batch = run.federation.clients.train.batch(0)
+
+    def loss(at) -> float:
+        return float(run.federation.problem.outer(at.x, at.y, batch).detach())
+
+    code = "import json; print(json.dumps({{'rounds': 4, 'loss': {}}})); input()"
+    with (
+        child(tmp_path, monkeypatch, code.format(1e3)) as talk,
+        pytest.raises(RuntimeError, match="other did another job: loss after 4 rounds 1000"),
+    ):
+        talk.compared(run, loss)
+    assert run.state.round == 4
+    with child(tmp_path, monkeypatch, code.format(loss(run.state.server))) as talk:
+        assert talk.compared(run, loss).startswith("loss after 4 rounds")
+
+
+def test_a_measurement_that_dies_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(scale.sys, "executable", "/bin/false")
+    with pytest.raises(CannotMeasureError, match=r"measures no_such ended .* no message, exit"):
+        scale._apart("no_such", 0)
+
+
+def test_an_environment_with_another_torch_is_made_anew(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(environments.venv, "create", lambda place, **_: made.append(place.name))
+    monkeypatch.setattr(environments, "_install", lambda *_: None)
+    for peer in (FLOWER, JAX):
+        (tmp_path / peer.name).mkdir()
+    folder = Folder(tmp_path)
+    for peer in (FLOWER, FLOWER, JAX):
+        folder.python(peer)
+    assert made == ["flower", "jax"]
+    assert TORCH in (tmp_path / "flower" / "ready").read_text()
+    monkeypatch.setattr(environments, "TORCH", "torch==1.0")
+    folder.python(FLOWER)
+    folder.python(JAX)  # which has no torch
+    assert made == ["flower", "jax", "flower"]
+
+
+def test_the_loss_of_the_job_is_that_of_its_start():
+    job = the_job()
+    assert job.level(job.network("mlp"), "mlp") == pytest.approx(0.7, abs=0.05)
 
 
 def test_a_group_is_chosen_by_its_name_and_an_unknown_one_is_refused():

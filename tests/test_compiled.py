@@ -13,6 +13,7 @@ from table import ROWS
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fedminimax.algorithms.ada_fgda import AdaFGDA
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA
 from fedminimax.algorithms.fedavg import FedAvg
@@ -26,6 +27,7 @@ from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.round import play_round, play_rounds
 from fedminimax.engine.simulate import simulate
+from fedminimax.engine.threads import Threads
 from fedminimax.engine.trainer import Trainer
 from fedminimax.engine.trees import flat
 from fedminimax.engine.vectorised import Vectorised
@@ -110,6 +112,37 @@ def test_machine_code_computes_what_clients_one_by_one_compute(row):
 
 def test_six_methods_are_compiled_in_the_fast_tests():
     assert {row.name for row in FIRST} >= set(SIX)
+
+
+def single(row: Row, executor: Executor) -> None:
+    """In float32, after two rounds: relative 1e-5, and 1e-4 where steps are divided by roots."""
+    ends = []
+    for own in (executor, Debug()):
+        given = federation_of(row.problem(), row.algorithm, row.clients(), dtype=torch.float32)
+        ends.append(row.algorithm.point(played(*given, own, 2).server))
+    most = 1e-4 if isinstance(row.algorithm, AdaFGDA) else 1e-5
+    for found, wanted in zip(*ends, strict=True):
+        assert found.dtype == torch.float32
+        if wanted.numel():
+            assert (found - wanted).abs().max() <= most * wanted.abs().max().clamp(min=1e-3)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row if row.name in SIX else pytest.param(row, marks=pytest.mark.slow) for row in NEAR],
+    ids=lambda row: row.name,
+)
+def test_executors_agree_in_single_precision(row):
+    threads = Threads(2)
+    for executor in (threads, Vectorised()):
+        single(row, executor)
+    threads.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", FIRST, ids=lambda row: row.name)
+def test_machine_code_in_single_precision(row):
+    single(row, Compiled())
 
 
 class Counting(Compiled):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from rows import federation_of
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedminimax.algorithms.local_scgdam import LocalSCGDAM
 from fedminimax.data.clients import Clients
@@ -15,8 +18,9 @@ from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.round import play_round
 from fedminimax.engine.work import Executor
+from fedminimax.models.cnn import FashionCNN
 from fedminimax.problems.compositional_auc import CompositionalAUC
-from fedminimax.types import Clock, Point, batch_of
+from fedminimax.types import Batch, Clock, Point, batch_of
 
 ROWS, PIXELS = 16, 8
 METHOD = LocalSCGDAM(local_steps=1)
@@ -57,10 +61,9 @@ def test_a_compiled_step_on_a_network_is_the_eager_one(dtype, most):
         assert apart(getattr(compiled, name), getattr(eager, name)) < most
 
 
-def momentum(problem: CompositionalAUC, x: Tensor) -> Tensor:
-    """After a step, in float32, whose gradients are taken at x."""
-    batches = batch_of(*images(0)), batch_of(*images(1))
-    client = METHOD.init_client(problem, Point(x, problem.start().y), batches)
+def momentum(problem: CompositionalAUC, x: Tensor, batches: tuple[Batch, Batch]) -> Tensor:
+    """After a step whose gradients are taken at x."""
+    client = METHOD.init_client(problem, Point(x, problem.start().y.to(x)), batches)
     still = torch.zeros_like(client.momentum_x), torch.zeros_like(client.momentum_y)
     client = client._replace(momentum_x=still[0], momentum_y=still[1])
     return METHOD.local_step(problem, None, client, batches, Clock.at()).momentum_x
@@ -76,11 +79,12 @@ def at_a_kink(kinks: bool) -> float:
     problem = CompositionalAUC(module, positive_share=0.25)
     x = problem.start().x
     before = sum(p.numel() for p in trunk.parameters()) + hidden.weight.numel()  # type: ignore
+    batches = batch_of(*images(0)), batch_of(*images(1))
     found = []
     for sign in (-1, 1):
         near = x.clone()
         near[before] += sign * 5e-7
-        found.append(momentum(problem, near))
+        found.append(momentum(problem, near, batches))
     return apart(*found)
 
 
@@ -88,3 +92,70 @@ def test_a_step_at_a_kink_is_decided_by_rounding():
     """One activation of 16 rows and 8 hidden units."""
     assert at_a_kink(kinks=False) < 1e-5
     assert at_a_kink(kinks=True) > 1e-3
+
+
+# The network of the paper, on which the difference was first seen.
+
+
+def cnn() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return FashionCNN().build((1, 28, 28))
+
+
+def noise(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    pixels = torch.rand(32, 1, 28, 28, generator=chance)
+    return pixels.to(dtype), (torch.arange(32) % 4 == 0).to(dtype)
+
+
+def step_and_choices(seed: int, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    """The momentum after a step, and what each ReLU and max-pooling has chosen on the way."""
+    chosen: list[Tensor] = []
+
+    def note(part: nn.Module, given: tuple) -> None:
+        values = given[0].detach()
+        if isinstance(part, nn.ReLU):
+            chosen.append(values > 0)
+        elif isinstance(part, nn.MaxPool2d):
+            most, places = F.max_pool2d(values, 2, return_indices=True)
+            chosen.append(places * (most > 0))  # the others have no part in a gradient
+
+    problem = CompositionalAUC(cnn().to(dtype), positive_share=0.25)
+    batches = batch_of(*noise(seed, dtype)), batch_of(*noise(seed + 1000, dtype))
+    noting = register_module_forward_pre_hook(note)
+    try:
+        return momentum(problem, problem.start().x.to(dtype), batches), chosen
+    finally:
+        noting.remove()
+
+
+@pytest.mark.slow
+def test_the_network_of_the_paper_is_right_to_rounding_unless_a_choice_differs():
+    """float32 against float64, both eager, step after step: some 5,000,000 choices in each."""
+    near, other = [], []
+    for seed in range(30):
+        (single, choices), (double, exact) = (
+            step_and_choices(seed, dtype) for dtype in (torch.float32, torch.float64)
+        )
+        pairs = zip(choices, exact, strict=True)
+        differ = sum(int((one != two).sum()) for one, two in pairs)
+        (other if differ else near).append((apart(single.double(), double), differ))
+    print(f"no choice differs: {len(near)} steps, at most {max(near)[0]:.1e} apart")
+    print("apart, and choices that differ:", *(f"{a:.1e} ({n})" for a, n in sorted(other)))
+    assert max(near)[0] < 1e-5
+    assert max(other)[0] > 10 * max(near)[0]
+
+
+@pytest.mark.slow
+def test_a_compiled_step_on_the_network_of_the_paper_is_the_eager_one():
+    clients = Clients([noise(1, torch.float64), noise(2, torch.float64)], batch_size=32)
+    problem = CompositionalAUC(cnn(), positive_share=0.25)
+    federation, state, store = federation_of(problem, METHOD, clients, dtype=torch.float64)
+    state = play_round(federation, state, store, Debug())
+    compiled, eager = (
+        play_round(federation, state, copy.deepcopy(store), executor).server
+        for executor in (Compiled(), Debug())
+    )
+    for name in ("x", "momentum_x", "momentum_y"):
+        assert apart(getattr(compiled, name), getattr(eager, name)) < 1e-10

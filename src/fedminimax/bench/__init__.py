@@ -14,7 +14,16 @@ from rich.table import Table
 from fedminimax.bench import compositional, mlp, networks, overhead, peers, portfolio, scale
 from fedminimax.bench.environments import Folder
 from fedminimax.bench.measure import FULL, QUICK
-from fedminimax.bench.table import HEADINGS, Result, Row, as_json, cells, markdown, measured
+from fedminimax.bench.table import (
+    FAILED,
+    HEADINGS,
+    Result,
+    Row,
+    as_json,
+    cells,
+    markdown,
+    measured,
+)
 from fedminimax.data.sources import cache
 from fedminimax.report.tables import console
 
@@ -29,24 +38,31 @@ def bench(
     output: Path | None = None,
     json_too: bool = False,
 ) -> int:
+    """1 if a row failed; one that falls short, or cannot be measured here, is a result."""
     chosen = choose(all_rows(peers_too, folder), only)
-    results = []
-    for number, row in enumerate(chosen, start=1):
-        print(f"{number} of {len(chosen)}: {row.name} ", end="", file=sys.stderr, flush=True)
-        results.append(measured(row, QUICK if quick else FULL))
-        *_, figure, asked, verdict = cells(results[-1])
-        print(f"{figure}, asked {asked}: {verdict}", file=sys.stderr, flush=True)
-    text = markdown(results, command(quick, only, peers_too))
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
-        as_text = json.dumps(as_json(results), indent=1)
-        output.with_suffix(".json").write_text(as_text + "\n", encoding="utf-8")
-    if json_too:
-        print(json.dumps(as_json(results)))
-    else:
-        console().print(screen(results))
-    return 0
+    results: list[Result] = []
+    try:
+        for number, row in enumerate(chosen, start=1):
+            print(f"{number} of {len(chosen)}: {row.name} ", end="", file=sys.stderr, flush=True)
+            results.append(measured(row, QUICK if quick else FULL))
+            *_, figure, asked, verdict = cells(results[-1])
+            print(f"{figure}, asked {asked}: {verdict}", file=sys.stderr, flush=True)
+            if output is not None:
+                to_come = len(chosen) - len(results)
+                write(output, results, markdown(results, command(quick, only, peers_too), to_come))
+    finally:  # whoever interrupts it sees what it has measured
+        if json_too:
+            print(json.dumps(as_json(results)))
+        else:
+            console().print(screen(results))
+    return int(any(result.verdict == FAILED for result in results))
+
+
+def write(path: Path, results: list[Result], text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    as_text = json.dumps(as_json(results), indent=1)
+    path.with_suffix(".json").write_text(as_text + "\n", encoding="utf-8")
 
 
 def all_rows(peers_too: bool, folder: Path | None) -> list[Row]:

@@ -1,8 +1,9 @@
 """A round of LocalSGDA on AUC with the MLP 64-32-1, all clients at once, by hand: under vmap, and
-with the derivatives written out."""
+with the derivatives written out; and the part of it that no method can leave out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -30,10 +31,7 @@ class Given(NamedTuple):
 
 def given_by(run: Steady) -> Given:
     federation, state = run.federation, run.state
-    method, problem = federation.algorithm, federation.problem
-    steps = method.local_steps  # type: ignore[attr-defined]
-    draws = federation.sampler.draw(federation.everyone, state.iteration, steps)
-    index = draws.source.index[:, 0]
+    method, problem, index = federation.algorithm, federation.problem, run.index()[:, 0]
     features, labels = federation.clients.train.columns
     weights = (federation.weights / federation.weights.sum()).to(features.dtype)
     share, lr = problem.positive_share, method.primal_lr  # type: ignore[attr-defined]
@@ -84,3 +82,19 @@ def written_out(given: Given) -> tuple[Tensor, Tensor]:
         y = y + lr * y_slope
     x = torch.cat([first.flatten(1), shift, second, last, a, b], 1)
     return given.weights @ x, given.weights @ y
+
+
+def products(run: Steady, gradients: int) -> Callable[[], None]:
+    """The rows of all batches, and for each gradient of a step the products with the large weights:
+    forward, and for the slope."""
+    features, index = run.federation.clients.train.columns[0], run.index()[:, 0]
+    clients = index.shape[1]
+    first = run.state.server.x[: SIZES[0]].expand(clients, -1).reshape(clients, FEATURES, HIDDEN)
+
+    def call() -> None:
+        for rows in index:
+            batch = features[rows]
+            for _ in range(gradients):
+                torch.bmm(batch.transpose(1, 2), torch.bmm(batch, first))
+
+    return call

@@ -1,7 +1,8 @@
-"""AUC over clients as one would write it without a library: a module, autograd, updates in place.
+"""AUC over clients as one would write it without a library, in two ways of which the faster one
+counts: a module with `loss.backward`, and one vector with `functional_call`.
 
-A careful version: gradients by one call of autograd, updates of all parameters at once, nothing
-copied that need not be. `tests/test_bench.py` compares a round of each method with the engine's.
+Careful versions: updates in place and of all parameters at once, nothing copied that need not be.
+`tests/test_bench.py` compares a round of each method in each way with the engine's.
 """
 
 # torch's own optimisers update by its functions on lists of tensors, which have no public name.
@@ -16,7 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from fedminimax.bench.measure import Effort, alone, in_turn
 from fedminimax.bench.ours import Steady
 from fedminimax.problems.network import channels_last, pool_first
 
@@ -26,6 +29,8 @@ List = list[Tensor]
 class Worker:
     """One copy of the variables: the module's parameters, a, b and alpha. The dual's gradient has
     its sign turned, so that all variables descend."""
+
+    way = "a module, loss.backward"
 
     def __init__(self, module: nn.Module, columns: Sequence[Tensor], positive_share: float):
         self.module = pool_first(copy.deepcopy(module))
@@ -43,16 +48,23 @@ class Worker:
         return channels_last(features[rows]), labels[rows]
 
     def gradient(self, features: Tensor, labels: Tensor) -> List:
-        p, (a, b, alpha) = self.share, self.variables[-3:]
         with torch.enable_grad():
-            s = torch.sigmoid(self.module(features).reshape(-1))
-            negative = 1 - labels
-            squares = (1 - p) * (s - a) ** 2 * labels + p * (s - b) ** 2 * negative
-            difference = p * s * negative - (1 - p) * s * labels
-            loss = (squares + 2 * (1 + alpha) * difference).mean() - p * (1 - p) * alpha**2
-            grads = list(torch.autograd.grad(loss, self.variables))
-        grads[-1] = -grads[-1]
+            self.loss(self.module(features), labels, *self.variables[-3:]).backward()
+        grads: Any = [v.grad for v in self.variables]
+        for variable in self.variables:
+            variable.grad = None
+        grads[-1].neg_()
         return grads
+
+    def loss(self, outputs: Tensor, labels: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+        s, p, negative = torch.sigmoid(outputs.reshape(-1)), self.share, 1 - labels
+        squares = (1 - p) * (s - a) ** 2 * labels + p * (s - b) ** 2 * negative
+        difference = p * s * negative - (1 - p) * s * labels
+        return (squares + 2 * (1 + alpha) * difference).mean() - p * (1 - p) * alpha**2
+
+    def primal(self, values: List) -> List:
+        """Of variables, or of what is shaped like them, all but alpha's."""
+        return values[:-1]
 
     def split(self, x: Tensor, y: Tensor) -> List:
         """The vectors of the engine as tensors shaped like the variables."""
@@ -68,21 +80,49 @@ class Worker:
         torch._foreach_copy_(self.variables, server)
 
 
+class FlatWorker(Worker):
+    """The variables are one vector, of which the module's parameters are views."""
+
+    way = "one vector, functional_call"
+
+    def __init__(self, module: nn.Module, columns: Sequence[Tensor], positive_share: float):
+        super().__init__(module, columns, positive_share)
+        self.names = [name for name, _ in self.module.named_parameters()]
+        self.shapes = [v.shape for v in self.variables]
+        self.sizes = [v.numel() for v in self.variables]
+        flat = torch.cat([v.detach().reshape(-1) for v in self.variables])
+        self.variables = [flat.requires_grad_()]
+
+    def gradient(self, features: Tensor, labels: Tensor) -> List:
+        (flat,) = self.variables
+        with torch.enable_grad():
+            parts = zip(flat.split(self.sizes), self.shapes, strict=True)
+            *weights, a, b, alpha = (part.view(shape) for part, shape in parts)
+            named = dict(zip(self.names, weights, strict=True))
+            outputs = functional_call(self.module, named, (features,))
+            (grad,) = torch.autograd.grad(self.loss(outputs, labels, a, b, alpha), flat)
+        grad[-1:].neg_()
+        return [grad]
+
+    def primal(self, values: List) -> List:
+        return [values[0][:-1]]
+
+
 class Loop:
     """A run of a method client by client, from where the engine's run stands: a call is a round."""
 
-    def __init__(self, run: Steady, module: nn.Module, threads: int = 1):
+    def __init__(
+        self, run: Steady, module: nn.Module, threads: int = 1, worker: type[Worker] = Worker
+    ):
         federation, state = run.federation, run.state
         share = federation.problem.positive_share  # type: ignore[attr-defined]
         columns = federation.clients.train.columns
         self.method: Any = federation.algorithm
-        self.workers = [Worker(module, columns, share) for _ in range(threads)]
+        self.workers = [worker(module, columns, share) for _ in range(threads)]
         self.pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         self.weights = (federation.weights / federation.weights.sum()).tolist()
-        count, steps = len(self.weights), self.method.local_steps
         # The batches of this round, in every round: drawing them costs this side nothing.
-        draws = federation.sampler.draw(federation.everyone, state.iteration, steps)
-        self.rows = [[draws._index[t, 0, k] for t in range(steps)] for k in range(count)]  # type: ignore[index]
+        self.rows = [own.unbind() for own in run.index()[:, 0].unbind(1)]
         self.load(self.workers[0], state.server, run.store)
 
     def load(self, worker: Worker, server: Any, store: Any) -> None:
@@ -95,6 +135,7 @@ class Loop:
     def aggregate(self, *means: List) -> None:
         self.server = means[0]
 
+    @torch.no_grad()  # it is told to each thread
     def share_of(self, position: int) -> tuple[List, ...]:
         """The weighted sum over the clients of one worker."""
         total: tuple[List, ...] = ()
@@ -112,15 +153,24 @@ class Loop:
         if len(self.workers) == 1:
             self.aggregate(*self.share_of(0))
             return
-        totals = list(self.pool.map(self._share_without_graph, range(len(self.workers))))
+        totals = list(self.pool.map(self.share_of, range(len(self.workers))))
         for other in totals[1:]:
             for held, part in zip(totals[0], other, strict=True):
                 torch._foreach_add_(held, part)
         self.aggregate(*totals[0])
 
-    def _share_without_graph(self, position: int) -> tuple[List, ...]:
-        with torch.no_grad():  # it is told to each thread
-            return self.share_of(position)
+    @torch.no_grad()
+    def one_client(self) -> None:
+        self.client(self.workers[0], 0)
+
+
+def fastest(loop: type[Loop], run: Steady, module: nn.Module, threads: int = 1) -> tuple[str, Loop]:
+    """The loop in the way that takes a client the least time, after the name of that way."""
+    found = {kind.way: loop(run, module, threads, kind) for kind in (Worker, FlatWorker)}
+    calls = {way: alone(one.one_client) for way, one in found.items()}
+    times = in_turn(calls, Effort(0.3, 3))
+    way = min(times, key=lambda way: times[way].median)
+    return way, found[way]
 
 
 class SGDALoop(Loop):
@@ -138,7 +188,7 @@ class CodascaLoop(Loop):
         self.control = worker.falling(server.control_x, server.control_y)
         kept = [store.states[k] for k in range(len(self.weights))]
         self.own = [worker.falling(k.control_x, k.control_y) for k in kept]
-        self.center = worker.split(kept[0].center, server.y)[:-1]
+        self.center = worker.primal(worker.split(kept[0].center, server.y))
 
     def client(self, worker: Worker, number: int) -> tuple[List, ...]:
         worker.goes_from(self.server)
@@ -146,8 +196,8 @@ class CodascaLoop(Loop):
         sums = [torch.zeros_like(v) for v in worker.variables]
         for rows in self.rows[number]:
             grads = worker.gradient(*worker.batch(rows))
-            pull = torch._foreach_sub(worker.variables[:-1], self.center)
-            torch._foreach_add_(grads[:-1], pull, alpha=self.method.proximal)
+            pull = torch._foreach_sub(worker.primal(worker.variables), self.center)
+            torch._foreach_add_(worker.primal(grads), pull, alpha=self.method.proximal)
             torch._foreach_add_(sums, grads)
             torch._foreach_add_(grads, ahead)
             torch._foreach_add_(worker.variables, grads, alpha=-self.method.lr.value)

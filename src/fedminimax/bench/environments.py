@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
+from fedminimax.bench.children import LONGEST, gone, told
+from fedminimax.bench.ours import Steady
 from fedminimax.bench.table import CannotMeasureError
 
 JOBS = Path(__file__).parent / "jobs"
@@ -45,17 +46,19 @@ class Folder:
     def python(self, peer: Peer) -> Path:
         """The interpreter of the peer's environment, which is made if need be."""
         place = self.path / peer.name
-        done, wanted = place / "ready", " ".join(peer.packages)
+        # Installed one after the other: what comes first is not replaced.
+        wanted = ((TORCH, "numpy"),) * peer.torch + (peer.packages,)
+        done, mark = place / "ready", "\n".join(map(" ".join, wanted))
         python = place / ("Scripts" if os.name == "nt" else "bin") / "python"
-        if done.exists() and done.read_text() == wanted:
+        if done.exists() and done.read_text() == mark:
             return python
         print(f"setting up {peer.name} in {place}", file=sys.stderr, flush=True)
         venv.create(place, clear=True, with_pip=True)
         limits = place / "limits.txt"
         limits.write_text(TORCH + "\n")
-        for packages in ((TORCH, "numpy"),) * peer.torch + (peer.packages,):
+        for packages in wanted:
             _install(python, peer, packages, limits)
-        done.write_text(wanted)
+        done.write_text(mark)
         return python
 
 
@@ -88,9 +91,7 @@ def talking(peer: Peer, folder: Folder, *arguments: str) -> Iterator[Talk]:
             start_new_session=True,
         )
         try:
-            talk = Talk(peer, process, log)
-            talk.heard()
-            yield talk
+            yield Talk(peer, process, log)
         finally:
             _end(process)
 
@@ -98,6 +99,19 @@ def talking(peer: Peer, folder: Folder, *arguments: str) -> Iterator[Talk]:
 class Talk:
     def __init__(self, peer: Peer, process: subprocess.Popen, log: Path):
         self.peer, self.process, self.log = peer, process, log
+        self.ready = self.heard()
+
+    def compared(self, run: Steady, loss: Callable[[Any], float]) -> str:
+        """The loss after the peer's first rounds beside ours, which plays as many, in a sentence.
+        Both begin with the same weights and rows, and draw cohorts and batches of their own: they
+        must not be further apart than half of the way that ours has gone."""
+        begun, rounds = loss(run.federation.problem.start()), self.ready["rounds"]
+        run.play(rounds - run.state.round)
+        ours, theirs = loss(run.state.server), self.ready["loss"]
+        said = f"loss after {rounds} rounds {theirs:.4f}, ours {ours:.4f}"
+        if not abs(theirs - ours) <= abs(begun - ours) / 2:
+            raise RuntimeError(f"{self.peer.name} did another job: {said}, from {begun:.4f}")
+        return said
 
     def __call__(self) -> float:
         given: IO[str] | None = self.process.stdin
@@ -109,14 +123,16 @@ class Talk:
             pass  # it has ended, and `heard` says how
         return self.heard()["seconds"]
 
-    def heard(self) -> dict:
+    def heard(self) -> dict[str, Any]:
         said: IO[str] | None = self.process.stdout
         assert said is not None
-        line = said.readline()
+        line = said.readline(LONGEST)
         if not line:
-            last = self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no message"]
-            raise CannotMeasureError(f"{self.peer.name} ended before its job was done: {last[0]}")
-        return json.loads(line)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+            errors = self.log.read_text(errors="replace")
+            raise gone(self.peer.name, errors, self.process.poll())
+        return told(self.peer.name, line)
 
 
 def _end(process: subprocess.Popen) -> None:

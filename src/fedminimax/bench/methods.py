@@ -17,10 +17,11 @@ class Method(NamedTuple):
     name: str
     algorithm: Algorithm
     loop: type[Loop]
+    gradients: int = 1  # of a client in a step
 
 
 METHODS = (
     Method("local_sgda", LocalSGDA(local_steps=STEPS), SGDALoop),
     Method("codasca", Codasca(local_steps=STEPS, stage_rounds=10**6), CodascaLoop),
-    Method("ada_fgda", AdaFGDA(local_steps=STEPS), AdaFGDALoop),
+    Method("ada_fgda", AdaFGDA(local_steps=STEPS), AdaFGDALoop, gradients=2),
 )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from functools import partial
 
 import numpy as np
 import torch
 
-from fedminimax.bench.batched import given_by, vmapped, written_out
+from fedminimax.bench.batched import given_by, products, vmapped, written_out
+from fedminimax.bench.by_hand import fastest
 from fedminimax.bench.measure import Call, Effort, alone, in_turn
 from fedminimax.bench.methods import BATCH, METHODS, STEPS, Method
 from fedminimax.bench.ours import CORES, Steady, labelled, mlp
-from fedminimax.bench.table import CannotMeasureError, Found, Row, at_least, faster, milliseconds
+from fedminimax.bench.table import CannotMeasureError, Found, Row, at_least, faster, sentence
 from fedminimax.data.clients import Clients
-from fedminimax.engine.profile import Profile
 from fedminimax.problems.auc import AUC
 
 WHAT = f"MLP 64-32-1, {{}} clients, {STEPS} local steps, batch {BATCH}: {{}}"
@@ -42,16 +41,19 @@ def run_of(clients: int, method: Method, executor: str, threads: int = 1) -> Ste
     sizes = np.random.default_rng(0).integers(200, 400, clients).tolist()
     data = Clients(labelled(sizes, (64,), torch.float32), batch_size=BATCH)
     problem = AUC(mlp(), positive_share=0.1)
-    together = 10 if executor == "compiled" else 1  # in the 0.05 s in which a run plays them so
+    # As many as a run plays together, which is what fits into 0.05 s.
+    together = 10 if executor == "compiled" and clients <= 100 else 1
     common = (problem, method.algorithm, data, executor, threads)
     return Steady(*common, first="vectorised", rounds=together)
 
 
 def against_loop(clients: int, method: Method, effort: Effort) -> Found:
-    run = run_of(clients, method, "compiled", threads_for(clients))
-    loop = method.loop(run, mlp())
-    times = in_turn({"ours": run, "loop": alone(loop)}, effort)
-    return faster(times["ours"], times["loop"], parts(run))
+    cores = threads_for(clients)
+    run = run_of(clients, method, "compiled", cores)
+    way, loop = fastest(method.loop, run, mlp())
+    limit = alone(products(run, method.gradients), cores)
+    times = in_turn({"ours": run, "loop": alone(loop), "limit": limit}, effort)
+    return faster(times["ours"], times["loop"], run.parts, times["limit"], way)
 
 
 def threads_for(clients: int) -> int:
@@ -59,23 +61,14 @@ def threads_for(clients: int) -> int:
     return CORES if clients >= 1_000 else 1
 
 
-def parts(run: Steady, calls: int = 20) -> str:
-    """Where the time of a round goes, in a sentence."""
-    profile = Profile()
-    run.executor.part = profile.part
-    for _ in range(calls):
-        run()
-    del run.executor.part
-    rounds = calls * run.rounds
-    told = [f"{name} {milliseconds(s / rounds)}" for name, (_, s) in profile.parts().items()]
-    return "a round is " + ", ".join(told)
-
-
 def compiled_by_hand(effort: Effort) -> Found:
     run = run_of(100, SGDA, "compiled")
-    by_hand = torch_compiled(run)
+    return best_possible(run, torch_compiled(run), effort)
+
+
+def best_possible(run: Steady, by_hand: Call, effort: Effort) -> Found:
     times = in_turn({"ours": run, "other": alone(by_hand)}, effort)
-    return faster(times["ours"], times["other"], parts(run))
+    return faster(times["ours"], times["other"], run.parts, times["other"])
 
 
 def torch_compiled(run: Steady) -> Call:
@@ -91,12 +84,11 @@ def torch_compiled(run: Steady) -> Call:
         try:
             alone(by_hand)()
         except Exception as error:
-            raise CannotMeasureError(f"torch.compile fails: {error}") from error
+            raise CannotMeasureError(f"not compiled by hand: {sentence(error)}") from error
     return by_hand
 
 
 def vectorised_by_hand(effort: Effort) -> Found:
     run = run_of(100, SGDA, "vectorised")
-    given = copy.copy(given_by(run))
-    times = in_turn({"ours": run, "other": alone(lambda: vmapped(given))}, effort)
-    return faster(times["ours"], times["other"], parts(run))
+    given = given_by(run)
+    return best_possible(run, lambda: vmapped(given), effort)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedminimax.bench.measure import Effort, alone, in_turn
+from fedminimax.bench.by_hand import fastest
+from fedminimax.bench.measure import Effort, alone, in_turn, times_faster
 from fedminimax.bench.methods import BATCH, METHODS, STEPS, Method
 from fedminimax.bench.ours import CORES, Steady, labelled, seeded
-from fedminimax.bench.table import Found, Row, at_least, faster
+from fedminimax.bench.table import Found, Row, at_least, faster, milliseconds
 from fedminimax.data.clients import Clients
 from fedminimax.models.cnn import FashionCNN
 from fedminimax.models.resnet import ResNet20
@@ -60,22 +61,23 @@ def run_of(network: str, method: Method, executor: str) -> Steady:
 
 def against_loop(network: str, method: Method, effort: Effort) -> Found:
     run = run_of(network, method, "auto")
-    loop = method.loop(run, module_of(network))
-    both = method.loop(run, module_of(network), CORES)
+    way, loop = fastest(method.loop, run, module_of(network))
+    both = method.loop(run, module_of(network), CORES, type(loop.workers[0]))
     times = in_turn({"ours": run, "loop": alone(loop), "both": both}, effort)
-    limit = times["loop"].median / times["both"].median
-    why = (
-        f"{run.executor.name} was chosen; the loop by hand on {CORES} threads is {limit:.2f} x as "
-        "fast as on one"
-    )
-    return faster(times["ours"], times["loop"], why)
+    limit = times_faster(times["both"], times["loop"]).median
+
+    def why() -> str:
+        told = f"the loop by hand on {CORES} threads is {limit:.2f} x as fast as on one"
+        return f"{told}; {run.parts()}"
+
+    return faster(times["ours"], times["loop"], why, times["both"], way)
 
 
 def against_threads(network: str, effort: Effort) -> Found:
     run = run_of(network, METHODS[0], "threads")
-    loop = METHODS[0].loop(run, module_of(network), CORES)
+    way, loop = fastest(METHODS[0].loop, run, module_of(network), CORES)
     times = in_turn({"ours": run, "loop": loop}, effort)
-    return faster(times["ours"], times["loop"])
+    return faster(times["ours"], times["loop"], run.parts, times["loop"], way)
 
 
 def evaluation(effort: Effort) -> Found:
@@ -91,5 +93,10 @@ def evaluation(effort: Effort) -> Found:
     sizes = (32, 128, 512, 2048)
     calls: dict[str, Any] = {str(size): partial(by_hand, size) for size in sizes}
     times = in_turn({"ours": lambda: network.outputs(weights, rows), **calls}, effort)
-    best = min(map(str, sizes), key=lambda size: times[size].median)
-    return faster(times["ours"], times[best], f"batches of {best} are the fastest by hand")
+    best = min(calls, key=lambda size: times[size].median)
+
+    def why() -> str:
+        found = (f"{size} rows {milliseconds(times[size].median)}" for size in calls)
+        return f"by hand, in batches of {', '.join(found)}"
+
+    return faster(times["ours"], times[best], why, times[best], f"batches of {best}")

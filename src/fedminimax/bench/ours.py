@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedminimax.bench.table import CannotMeasureError
+from fedminimax.bench.table import CannotMeasureError, milliseconds, sentence
 from fedminimax.data.clients import Clients
 from fedminimax.engine.compiled import missing_compiler
 from fedminimax.engine.executors import make
+from fedminimax.engine.profile import Profile, untimed
 from fedminimax.engine.round import Federation, State, play_rounds
 from fedminimax.engine.store import Store
-from fedminimax.engine.work import Executor
 from fedminimax.models.tabular import MLP
 from fedminimax.types import Algorithm, Cost, Problem
 
@@ -47,31 +48,61 @@ class Steady:
         dtype = clients.train.columns[0].dtype
         point = point._replace(x=point.x.to(dtype), y=point.y.to(dtype))
         self.state = State(0, 0, algorithm.init_server(problem, point), Cost())
-        self.rounds, self.executor = 1, make(first)
+        self.part, self.rounds, self.executor = untimed, 1, make(first)
         opening = self.executor
         for _ in range(FIRST_ROUNDS):
             self()
         opening.close()
-        self.executor = compiling(threads) if executor == "compiled" else _made(executor, threads)
-        self.rounds = rounds
+        if executor == "compiled" and (lack := missing_compiler()) is not None:
+            raise CannotMeasureError(f"not compiled: {lack}")
+        self.executor, self.rounds = make(executor, threads, LONG), rounds
+        self.executor.part = lambda name: self.part(name)  # also of what "auto" will choose
+        if executor == "compiled":
+            self._compile()
+
+    def _compile(self) -> None:
+        """The next rounds; where a run would go on without machine code, this one does not."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "a phase cannot be compiled")
+            try:
+                self()
+            except UserWarning as told:
+                reason = sentence(told.__context__ or told)
+                raise CannotMeasureError(f"not compiled: {reason}") from told
 
     def __call__(self) -> float:
-        begun, end = time.perf_counter(), self.state.round + self.rounds
+        begun = time.perf_counter()
+        self.play(self.rounds)
+        # What is drawn ahead in a thread must not run into the turn of the other side. These rounds
+        # found as much drawn as they leave behind, so that the wait is theirs; it is none where
+        # drawing takes less time than playing.
+        with self.part("data"):
+            self.federation.sampler.settle()
+        return (time.perf_counter() - begun) / self.rounds
+
+    def play(self, rounds: int) -> None:
+        end = self.state.round + rounds
         while (left := end - self.state.round) > 0:
             common = (self.federation, self.state, self.store, self.executor)
             self.state = play_rounds(*common, left)
-        return (time.perf_counter() - begun) / self.rounds
 
+    def index(self, rounds: int = 1) -> Tensor:
+        """The row numbers of the next rounds: (steps, levels, clients, batch)."""
+        federation, steps = self.federation, self.federation.algorithm.local_steps  # type: ignore
+        draws = federation.sampler.draw(federation.everyone, self.state.iteration, rounds * steps)
+        return draws.source.index
 
-def _made(executor: str, threads: int | None) -> Executor:
-    return make(executor, threads, LONG)
-
-
-def compiling(threads: int | None = None) -> Executor:
-    lack = missing_compiler()
-    if lack is not None:
-        raise CannotMeasureError(lack)
-    return make("compiled", threads)
+    def parts(self, seconds: float = 1.0) -> str:
+        """Where the time of a round goes, in a sentence."""
+        profile, begun = Profile(), self.state.round
+        self.part = profile.part
+        end = time.perf_counter() + seconds
+        while self.state.round == begun or time.perf_counter() < end:
+            self()
+        self.part = untimed
+        rounds, found = self.state.round - begun, profile.parts()
+        told = ", ".join(f"{name} {milliseconds(s / rounds)}" for name, (_, s) in found.items())
+        return f"a round ({self.executor.name}, {self.executor.threads} threads) is {told}"
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:

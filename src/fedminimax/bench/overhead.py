@@ -8,7 +8,6 @@ import torch
 
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.bench.measure import Effort, in_turn, spread
-from fedminimax.bench.mlp import parts
 from fedminimax.bench.ours import Steady
 from fedminimax.bench.table import Found, Row, at_most
 from fedminimax.data.clients import Clients
@@ -42,4 +41,4 @@ def overhead(executor: str, effort: Effort) -> Found:
     clients = Clients([(torch.zeros(8, 1),)] * CLIENTS, batch_size=4)
     run = Steady(problem, FedAvg(local_steps=1), clients, executor, 1, None, "vectorised", ROUNDS)
     found = spread([1e6 * s for s in in_turn({"ours": run}, effort)["ours"].turns])
-    return Found(found, f"{found.median:.0f} microseconds", why=parts(run, 200))
+    return Found(found, f"{found.median:.0f} microseconds", run.parts)

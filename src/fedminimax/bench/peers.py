@@ -4,10 +4,13 @@ counted."""
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from types import ModuleType
 from typing import Any
+
+from torch.nn.utils import vector_to_parameters
 
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.local_sgda import LocalSGDA
@@ -58,7 +61,13 @@ def against_peer(kind: str, peer: Peer, folder: Folder, effort: Effort) -> Found
     run = Steady(problem, method, clients, "auto", cohort=job.COHORT)
     # Flower has a client per core; the others' choice is ours, and the better one counts.
     cores = [1] if peer is FLOWER else [1, CORES]
-    return _best_of(run, peer, folder, kind, cores, effort)
+
+    def loss(at: Any) -> float:
+        model = job.network(kind)
+        vector_to_parameters(at.x, model.parameters())
+        return job.level(model, kind)
+
+    return _best_of(run, peer, folder, kind, cores, loss, effort)
 
 
 def against_libauc(folder: Folder, effort: Effort) -> Found:
@@ -67,17 +76,25 @@ def against_libauc(folder: Folder, effort: Effort) -> Found:
     problem = AUC(job.network("cnn"), positive_share=0.5, form="margin")
     method = LocalSGDA(job.LR, job.LR, local_steps=job.STEPS)
     run = Steady(problem, method, clients, "auto")
-    return _best_of(run, LIBAUC, folder, "cnn", [1, CORES], effort)
+
+    def loss(at: Any) -> float:
+        return float(problem.outer(at.x, at.y, clients.train.batch(0)))
+
+    return _best_of(run, LIBAUC, folder, "cnn", [1, CORES], loss, effort)
 
 
 def _best_of(
-    run: Steady, peer: Peer, folder: Folder, kind: str, cores: list[int], effort: Effort
+    run: Steady,
+    peer: Peer,
+    folder: Folder,
+    kind: str,
+    cores: list[int],
+    loss: Callable[[Any], float],
+    effort: Effort,
 ) -> Found:
     with ExitStack() as stack:
-        calls: dict[str, Any] = {
-            str(n): stack.enter_context(talking(peer, folder, kind, str(n))) for n in cores
-        }
+        calls = {str(n): stack.enter_context(talking(peer, folder, kind, str(n))) for n in cores}
+        about = {name: talk.compared(run, loss) for name, talk in calls.items()}
         times = in_turn({"ours": run, **calls}, effort)
     best = min(calls, key=lambda n: times[n].median)
-    why = f"{run.executor.name} on {run.executor.threads} threads was chosen"
-    return faster(times["ours"], times[best], why)
+    return faster(times["ours"], times[best], run.parts, about=about[best])

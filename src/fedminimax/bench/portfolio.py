@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,6 @@ import torch
 from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
 from fedminimax.bench.environments import JAX, Folder, talking
 from fedminimax.bench.measure import Effort, alone, in_turn
-from fedminimax.bench.mlp import parts
 from fedminimax.bench.ours import Steady, seeded
 from fedminimax.bench.table import Found, Row, at_least, faster
 from fedminimax.data.clients import Clients
@@ -49,14 +50,35 @@ def run_of(executor: str = "compiled") -> Steady:
 def against_numpy(step: Step, effort: Effort) -> Found:
     run = run_of()
     times = in_turn({"ours": run, "numpy": alone(NumpyRun(run, step))}, effort)
-    return faster(times["ours"], times["numpy"], parts(run))
+    return faster(times["ours"], times["numpy"], run.parts)
 
 
 def against_jax(folder: Folder, effort: Effort) -> Found:
     run = run_of()
-    with talking(JAX, folder) as peer:
-        times = in_turn({"ours": run, "jax": peer}, effort)
-    return faster(times["ours"], times["jax"], parts(run))
+    with tempfile.TemporaryDirectory(prefix="fedminimax-") as own:
+        given = Path(own) / "given.npz"
+        hand_over(run, given)
+        with talking(JAX, folder, str(given)) as peer:
+            run.play(1)
+            ours, theirs = run.state.server.x.numpy(), np.array(peer.ready["x"])
+            apart = float(np.abs(theirs - ours).max() / np.abs(ours).max())
+            if not apart < 1e-10:
+                raise RuntimeError(
+                    f"JAX did another job: after a round its x is off by {apart:.1g}"
+                )
+            times = in_turn({"ours": run, "jax": peer}, effort)
+    about = f"x after a round is ours to {apart:.0e}"
+    return faster(times["ours"], times["jax"], run.parts, about=about)
+
+
+def hand_over(run: Steady, path: Path) -> None:
+    """Where the run stands, and the rows of its next call."""
+    index = run.index(ROUNDS)[:, :2, :, 0].reshape(ROUNDS, STEPS, 2, WORKERS)
+    s = run.state.server
+    (h1, h2), (v1, v2, v3) = s.inner, s.momentum
+    given = {"x": s.x, "h1": h1, "h2": h2, "v1": v1, "v2": v2, "v3": v3, "index": index}
+    given["returns"] = run.federation.clients.train.columns[0]
+    np.savez(path, **{name: value.numpy() for name, value in given.items()})
 
 
 class Estimates(NamedTuple):
@@ -81,13 +103,10 @@ class NumpyRun:
     """A run from where the engine's stands; a call is a round, on the batches of this one."""
 
     def __init__(self, run: Steady, step: Step):
-        state, federation = run.state, run.federation
-        draws = federation.sampler.draw(federation.everyone, state.iteration, STEPS)
-        index = draws.source.index[..., 0].numpy()  # (steps, levels, workers)
-        self.index = index[:, :2]  # the last level uses no rows
-        self.returns = federation.clients.train.columns[0].numpy()
+        self.index = run.index()[:, :2, :, 0].numpy()  # the last level uses no rows
+        self.returns = run.federation.clients.train.columns[0].numpy()
         self.step = step
-        s = state.server
+        s = run.state.server
         (inner1, inner2), (v1, v2, v3) = (map(_row, s.inner), map(_row, s.momentum))
         split = inner1[:, 0], inner1[:, 1:], inner2[:, 0], inner2[:, 1], v1
         split += v2[:, 0], v2[:, 1:], v3[:, 0], v3[:, 1]

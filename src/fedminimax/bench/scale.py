@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import subprocess
 import sys
 import tempfile
@@ -20,13 +19,16 @@ from torch import Tensor, nn
 
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.algorithms.scaffold import Scaffold
-from fedminimax.bench.measure import Effort, Ratio, Times, times_faster
-from fedminimax.bench.table import CannotMeasureError, Found, Row, at_most, milliseconds
+from fedminimax.bench.children import gone, told
+from fedminimax.bench.measure import Effort, Times, spread, times_faster
+from fedminimax.bench.table import Found, Row, at_most, milliseconds
 from fedminimax.data.clients import Clients, Ranges
+from fedminimax.engine.profile import Profile
 from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.store import Store
 from fedminimax.engine.vectorised import Vectorised
+from fedminimax.engine.work import Executor
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.functions import Minimax
 from fedminimax.random import words
@@ -49,53 +51,74 @@ def rows() -> list[Row]:
 
 
 def _time(effort: Effort) -> Found:
-    found = _apart("round_times", rounds=_rounds(effort))
+    found = _apart("round_times", 0, rounds=_rounds(effort))
     few, many = (Times(tuple(found[name])) for name in ("small", "large"))
-    return Found(times_faster(few, many), milliseconds(many.median), milliseconds(few.median))
+
+    def why() -> str:
+        parts = (f"{name} {milliseconds(s)}" for name, s in found["parts"].items())
+        return f"a round with the many clients is {', '.join(parts)}"
+
+    figure = times_faster(few, many)
+    return Found(figure, milliseconds(many.median), why, milliseconds(few.median))
 
 
 def _memory(effort: Effort) -> Found:
-    return _one(_apart("round_times", rounds=_rounds(effort))["more_megabytes"])
+    found = _repeated("round_times", effort, _rounds(effort))
+    made = found[0]["more_to_begin_with"]
+    why = f"{made:.0f} MB of it are there before the first round"
+    return _megabytes([one["more_megabytes"] for one in found], why)
 
 
 def _store(effort: Effort) -> Found:
-    found = _apart("store_on_disk", rounds=4 * _rounds(effort))
-    held = f"{found['state_megabytes']:.0f} MB of states on the disk"
-    return _one(found["anonymous_megabytes"])._replace(other=held)
+    found = _repeated("store_on_disk", effort, 4 * _rounds(effort))
+    why = f"{found[0]['first_megabytes']:.0f} MB of it are there after the first round"
+    held = f"{found[0]['state_megabytes']:.0f} MB of states on the disk"
+    return _megabytes([one["anonymous_megabytes"] for one in found], why)._replace(other=held)
 
 
 def _rounds(effort: Effort) -> int:
     return int(5 * effort.seconds)
 
 
-def _one(megabytes: float) -> Found:
-    return Found(Ratio(megabytes, megabytes, megabytes), f"{megabytes:.0f} MB")
+def _megabytes(values: list[float], why: str) -> Found:
+    figure = spread(values)
+    return Found(figure, f"{figure.median:.0f} MB", lambda: why)
+
+
+def _repeated(name: str, effort: Effort, rounds: int) -> list[dict[str, Any]]:
+    """In a new process each time: one that has run holds memory."""
+    return [_apart(name, turn, rounds=rounds) for turn in range(max(2, effort.turns // 3))]
 
 
 @cache
-def _apart(name: str, **settings: int) -> dict[str, Any]:
-    """A measurement in a process of its own, whose memory is that of the measurement."""
+def _apart(name: str, turn: int, **settings: int) -> dict[str, Any]:
+    """A measurement in a process of its own, whose memory is that of the measurement; the row of
+    the time and that of the memory share one."""
     code = (
         "import json; from fedminimax.bench import scale; "
         f"print(json.dumps(scale.{name}(**{settings!r})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if done.returncode:
-        raise CannotMeasureError(done.stderr.strip().splitlines()[-1])
-    return json.loads(done.stdout)
+    who = f"the process that measures {name}"
+    if done.returncode or not done.stdout:
+        raise gone(who, done.stderr, done.returncode)
+    return told(who, done.stdout)
 
 
 def round_times(
     small: int = 1_000, large: int = 1_000_000, rounds: int = 60, own_rows: int = 0
 ) -> dict[str, Any]:
-    """The times of rounds with few clients and with many, in turn, and how much more memory the
-    many take. With `own_rows`, each client has so many rows of its own in a file;
-    without, all clients share a data set."""
+    """The times of rounds with few clients and with many, in turn, the parts of the latter, and how
+    much more memory the many take. With `own_rows`, each client has so many rows of its own in a
+    file; without, all clients share a data set."""
     with tempfile.TemporaryDirectory(prefix="fedminimax-") as folder:
         players: dict[int, Callable[[int], Any]] = {}
+        begun: dict[int, float] = {}
         memory: dict[int, float] = {}
+        executor = Vectorised()
         for count in (small, large):
-            players[count] = _player(_ranges(count, Path(folder), own_rows))
+            players[count] = _player(_ranges(count, Path(folder), own_rows), executor)
+            begun[count] = resident()["VmRSS"]
             for i in range(rounds):
                 players[count](i)
             gc.collect()
@@ -106,8 +129,18 @@ def round_times(
                 start = time.perf_counter()
                 play(rounds + i)
                 times[count].append(time.perf_counter() - start)
-    more = memory[large] - memory[small]
-    return {"small": times[small], "large": times[large], "more_megabytes": more}
+        profile = Profile()
+        executor.part = profile.part
+        for i in range(rounds):
+            players[large](2 * rounds + i)
+        parts = {name: seconds / rounds for name, (_, seconds) in profile.parts().items()}
+    return {
+        "small": times[small],
+        "large": times[large],
+        "parts": parts,
+        "more_to_begin_with": begun[large] - memory[small],
+        "more_megabytes": memory[large] - memory[small],
+    }
 
 
 def store_on_disk(clients: int = 100_000, rounds: int = 200) -> dict[str, float]:
@@ -143,6 +176,7 @@ def store_on_disk(clients: int = 100_000, rounds: int = 200) -> dict[str, float]
     between = np.diff(ended)
     return {
         "anonymous_megabytes": max(seen),
+        "first_megabytes": seen[0],
         "seconds": float(np.median(between)),
         "clients_met": met,
         "state_megabytes": met * sum(SIZES) * 4 / 1e6,
@@ -184,12 +218,12 @@ def _ranges(count: int, folder: Path, own_rows: int) -> Ranges:
     return Ranges(paths, np.full(count, 2 * BATCH), words(1, np.arange(count)) % (rows - 2 * BATCH))
 
 
-def _player(rows: Ranges) -> Callable[[int], Any]:
+def _player(rows: Ranges, executor: Executor) -> Callable[[int], Any]:
     clients = Clients(rows, batch_size=BATCH)
     module = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
     problem = AUC(module, positive_share=0.1)
     weights = clients.weight_vector("size")
     method = LocalSGDA(local_steps=STEPS)
     federation = Federation.of(problem, method, clients, weights, 0, COHORT)
-    state, store, executor = State(0, 0, problem.start(), Cost()), Store(()), Vectorised()
+    state, store = State(0, 0, problem.start(), Cost()), Store(())
     return lambda i: play_round(federation, state._replace(round=i), store, executor)

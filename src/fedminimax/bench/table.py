@@ -13,7 +13,7 @@ import torch
 from fedminimax import __version__
 from fedminimax.bench.measure import Effort, Ratio, Times, times_faster
 
-PASS, SHORT, UNKNOWN = "pass", "falls short", "not measured"
+PASS, SHORT, UNKNOWN, FAILED = "pass", "falls short", "not measured", "failed"
 
 
 class CannotMeasureError(Exception):
@@ -47,14 +47,18 @@ class Found(NamedTuple):
 
     figure: Ratio  # in the unit that is asked for
     ours: str
+    why: Callable[[], str]  # where the time or memory goes: asked of a row that falls short
     other: str = "-"
-    why: str = ""  # what limits it, measured in the same run
+    limit: str = "-"  # the least that is possible, measured in the same run
 
 
-def faster(ours: Times, other: Times, why: str = "") -> Found:
-    """A figure of the kind "so many times faster than the other"."""
-    figure = times_faster(ours, other)
-    return Found(figure, milliseconds(ours.median), milliseconds(other.median), why)
+def faster(
+    ours: Times, other: Times, why: Callable[[], str], limit: Times | None = None, about: str = ""
+) -> Found:
+    """A figure of the kind "so many times faster than the other", about which more can be said."""
+    told = milliseconds(other.median) + (f" ({about})" if about else "")
+    least = "-" if limit is None else milliseconds(limit.median)
+    return Found(times_faster(ours, other), milliseconds(ours.median), why, told, least)
 
 
 def milliseconds(seconds: float) -> str:
@@ -78,20 +82,30 @@ class Row:
 class Result(NamedTuple):
     row: Row
     found: Found | None
-    reason: str  # why it was not measured
-
-    @property
-    def verdict(self) -> str:
-        if self.found is None:
-            return UNKNOWN
-        return PASS if self.row.asked.met(self.found.figure.median) else SHORT
+    verdict: str
+    reason: str = ""  # why it falls short, or has no figure
 
 
 def measured(row: Row, effort: Effort) -> Result:
+    """One row that fails does not end the others."""
     try:
-        return Result(row, row.measure(effort), "")
+        found = row.measure(effort)
+        short = not row.asked.met(found.figure.median)
+        return Result(row, found, SHORT, found.why()) if short else Result(row, found, PASS)
     except CannotMeasureError as error:
-        return Result(row, None, str(error))
+        return Result(row, None, UNKNOWN, str(error))
+    except Exception as error:
+        return Result(row, None, FAILED, sentence(error))
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, without what follows its first line.
+
+    >>> sentence(KeyError("seconds")), sentence(OSError())
+    ("KeyError: 'seconds'", 'OSError')
+    """
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def machine() -> dict[str, Any]:
@@ -104,24 +118,25 @@ def machine() -> dict[str, Any]:
     }
 
 
-HEADINGS = ("row", "what", "ours", "against", "the other", "ratio or figure", "asked", "verdict")
+HEADINGS = (
+    *("row", "what", "ours", "limit", "against", "the other"),
+    *("ratio or figure", "asked", "verdict"),
+)
 
 
 def cells(result: Result) -> tuple[str, ...]:
     row, found = result.row, result.found
-    if found is None:
-        told = "-", row.against, "-", "-", str(row.asked), f"{UNKNOWN}: {result.reason}"
-        return row.name, row.what, *told
-    middle, low, high = found.figure
-    unit = row.asked.unit
-    figure = f"{middle:.3g} {unit} ({low:.3g} to {high:.3g})"
-    verdict = result.verdict
-    if verdict == SHORT and found.why:
-        verdict = f"{SHORT}: {found.why}"
-    return row.name, row.what, found.ours, row.against, found.other, figure, str(row.asked), verdict
+    ours = limit = other = figure = "-"
+    if found is not None:
+        middle, low, high = found.figure
+        ours, limit, other = found.ours, found.limit, found.other
+        figure = f"{middle:.3g} {row.asked.unit} ({low:.3g} to {high:.3g})"
+    verdict = result.verdict + (f": {result.reason}" if result.reason else "")
+    told = ours, limit, row.against, other, figure, str(row.asked), verdict
+    return row.name, row.what, *told
 
 
-def markdown(results: list[Result], command: str) -> str:
+def markdown(results: list[Result], command: str, to_come: int = 0) -> str:
     about = machine()
     lines = [
         "# Speed, side by side",
@@ -130,14 +145,16 @@ def markdown(results: list[Result], command: str) -> str:
         f"Python {about['python']}, torch {about['torch']}, fedminimax {about['fedminimax']}.",
         "",
         "Each row times both sides in turn within one run. The figure is the median over turns,",
-        "with the quartiles; a ratio above 1 means that ours takes less time.",
+        "with the quartiles; a ratio above 1 means that ours takes less time. The limit is the",
+        "same work by hand, or the part of it that nobody can leave out.",
         "",
         "| " + " | ".join(HEADINGS) + " |",
         "|" + "---|" * len(HEADINGS),
     ]
     lines += ["| " + " | ".join(_escaped(c) for c in cells(result)) + " |" for result in results]
-    counted = [sum(r.verdict == kind for r in results) for kind in (PASS, SHORT, UNKNOWN)]
-    lines += ["", f"{counted[0]} pass, {counted[1]} fall short, {counted[2]} not measured.", ""]
+    counted = [sum(r.verdict == kind for r in results) for kind in (PASS, SHORT, UNKNOWN, FAILED)]
+    told = "{} pass, {} fall short, {} not measured, {} failed".format(*counted)
+    lines += ["", f"{told}; {to_come} rows to come." if to_come else f"{told}.", ""]
     return "\n".join(lines)
 
 
@@ -151,10 +168,9 @@ def as_json(results: list[Result]) -> dict[str, Any]:
         row, found = result.row, result.found
         entry: dict[str, Any] = {"row": row.name, "what": row.what, "against": row.against}
         entry |= {"asked": row.asked._asdict(), "verdict": result.verdict}
-        if found is None:
-            entry["reason"] = result.reason
-        else:
-            entry |= {"figure": found.figure._asdict(), "ours": found.ours, "other": found.other}
-            entry["why"] = found.why
+        entry |= {"reason": result.reason}
+        if found is not None:
+            entry |= {"figure": found.figure._asdict(), "ours": found.ours}
+            entry |= {"limit": found.limit, "other": found.other}
         rows.append(entry)
     return {"machine": machine(), "rows": rows}

@@ -8,7 +8,7 @@ batch of rows uses all of them in every step.
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from typing import NamedTuple
 
@@ -270,6 +270,11 @@ class Sampler:
             more = max(steps, min(2 * len(found.index), most))
             self._coming = self._worker.submit(self._drawn, found.cohort, found.end, more)
         return found._replace(again=True)
+
+    def settle(self) -> None:
+        """Waits until nothing is being drawn."""
+        if self._coming is not None:
+            wait([self._coming])
 
     def _wait(self, wanted: bool = True) -> Block | None:
         """What is being drawn; permutations have one user at a time."""

@@ -5,7 +5,19 @@ from __future__ import annotations
 import sys
 import types
 
-from job import BATCH, CLIENTS, COHORT, LR, STEPS, Turns, loss, network, rows, threads  # type: ignore
+from job import (  # type: ignore
+    BATCH,
+    CLIENTS,
+    COHORT,
+    LR,
+    STEPS,
+    Turns,
+    level,
+    loss,
+    network,
+    rows,
+    threads,
+)
 
 
 def main() -> None:
@@ -39,7 +51,7 @@ def main() -> None:
         for pack in trainer.uplink_package:
             handler.load(pack)
 
-    turns.serve(play)
+    turns.serve(play, lambda: level(handler.model, kind))
 
 
 if __name__ == "__main__":

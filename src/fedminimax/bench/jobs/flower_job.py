@@ -6,9 +6,19 @@ import os
 import sys
 import time
 
-from job import BATCH, CLIENTS, COHORT, LR, Turns, kept_network, loss, network, rows  # type: ignore
-
-WARM = 5
+from job import (  # type: ignore
+    BATCH,
+    CLIENTS,
+    COHORT,
+    LR,
+    WARM,
+    Turns,
+    kept_network,
+    level,
+    loss,
+    network,
+    rows,
+)
 
 
 def main() -> None:
@@ -46,12 +56,14 @@ def main() -> None:
         begun = 0.0
 
         def configure_train(self, server_round, arrays, config, grid):
-            now = time.perf_counter()
-            if server_round == WARM:
-                turns.say(ready=True)
-            elif server_round > WARM:
+            now, done = time.perf_counter(), server_round - 1
+            if done == WARM:
+                model = network(kind)
+                model.load_state_dict(arrays.to_torch_state_dict())
+                turns.say(rounds=done, loss=level(model, kind))
+            elif done > WARM:
                 turns.say(seconds=now - self.begun)
-            if server_round >= WARM and not turns.wait():
+            if done >= WARM and not turns.wait():
                 import ray  # type: ignore
 
                 ray.shutdown()

@@ -3,6 +3,8 @@ have no fedminimax.
 
 FedAvg on binary cross-entropy, 10 of 100 clients in a round. A client has as many rows as its steps
 use, so that an epoch of the peers is our number of steps. No batch-norm: they treat it differently.
+All begin with the same weights and rows, and say the loss after their first rounds: cohorts and the
+order of rows are each library's own, so the losses are near each other and not the same.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from functools import cache
 from typing import Any, TextIO
 
 CLIENTS, COHORT, STEPS, BATCH, LR = 100, 10, 4, 32, 0.05
+WARM = 10  # rounds before the first turn
 SHAPES = {"mlp": (64,), "cnn": (1, 28, 28)}
 
 
@@ -55,6 +58,15 @@ def loss(outputs: Any, labels: Any) -> Any:
     return binary_cross_entropy_with_logits(outputs.reshape(-1), labels)
 
 
+def level(model: Any, kind: str) -> float:
+    """The loss of a network on all rows of all clients."""
+    import torch
+
+    with torch.no_grad():
+        losses = [loss(model(features), labels) for features, labels in rows(kind)]
+    return float(torch.stack(losses).mean())
+
+
 class Turns:
     """The other end of the pipe: a line comes in for each turn, the turn's seconds go out."""
 
@@ -70,11 +82,15 @@ class Turns:
         """Until the next turn; false when there is none."""
         return bool(sys.stdin.readline())
 
-    def serve(self, play: Callable[[], Any], rounds: int = 1, warm: int = 3) -> None:
-        """`play` plays so many rounds."""
-        for _ in range(warm):
+    def serve(self, play: Callable[[], Any], loss: Callable[[], float]) -> None:
+        """`play` plays a round."""
+        for _ in range(WARM):
             play()
-        self.say(ready=True)
+        self.say(rounds=WARM, loss=loss())
+        self.time(play)
+
+    def time(self, play: Callable[[], Any], rounds: int = 1) -> None:
+        """`play` plays so many rounds, in each turn."""
         while self.wait():
             start = time.perf_counter()
             play()

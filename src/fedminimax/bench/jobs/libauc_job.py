@@ -1,7 +1,8 @@
 """A client's steps with LibAUC's AUCMLoss and PESG, on the network of the job.
 
 The package's own import needs torchvision: its two modules are loaded without it. PESG without
-momentum and penalties, which is descent ascent.
+momentum and penalties, which is descent ascent but for alpha: its step is 2 (m + b - a - alpha),
+where the loss has p (1 - p) before it, and mean scores in the place of a and b.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ def main() -> None:
             loss(torch.sigmoid(model(x)), y).backward()
             optimiser.step()
 
-    turns.serve(play)
+    def value() -> float:
+        with torch.no_grad():
+            return float(loss(torch.sigmoid(model(features)), labels))
+
+    turns.serve(play, value)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,19 @@ from __future__ import annotations
 import sys
 import time
 
-from job import BATCH, CLIENTS, COHORT, LR, Turns, loss, network, rows, threads  # type: ignore
-
-WARM = 3
+from job import (  # type: ignore
+    BATCH,
+    CLIENTS,
+    COHORT,
+    LR,
+    WARM,
+    Turns,
+    level,
+    loss,
+    network,
+    rows,
+    threads,
+)
 
 
 def main() -> None:
@@ -40,12 +50,12 @@ def main() -> None:
         begun = 0.0
 
         def after_central_iteration(self, metrics, model, *, central_iteration):
-            now = time.perf_counter()
-            if central_iteration == WARM:
-                turns.say(ready=True)
-            elif central_iteration > WARM:
+            now, done = time.perf_counter(), central_iteration + 1
+            if done == WARM:
+                turns.say(rounds=done, loss=level(net.inner, kind))
+            elif done > WARM:
                 turns.say(seconds=now - self.begun)
-            stop = central_iteration >= WARM and not turns.wait()
+            stop = done >= WARM and not turns.wait()
             self.begun = time.perf_counter()
             return stop, Metrics()
 
