@@ -185,7 +185,7 @@ def test_a_site_file_that_cannot_be_used_says_why(text, sentence, tmp_path):
 
 @pytest.mark.parametrize(
     "action",
-    ["init", "join", "approve", "server", "site", "run", "status", "stop", "measure"],
+    ["init", "join", "approve", "server", "site", "run", "status", "stop", "measure", "flower"],
 )
 def test_each_command_has_an_example(action, capsys):
     with pytest.raises(SystemExit) as ended:

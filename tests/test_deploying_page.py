@@ -10,9 +10,8 @@ import pytest
 from deployment import ROOT, assert_same, make_clone, simulated
 
 from fedminimax.config import Experiment
+from fedminimax.deploy.measure import HEAD, METHODS, Spent, row
 from fedminimax.experiment import load
-
-pytest.importorskip("nvflare", reason="pip install 'fedminimax[nvflare]'")
 
 PAGE = (ROOT / "docs" / "deploying.md").read_text()
 COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, re.DOTALL)[1]  # type: ignore[index]
@@ -20,6 +19,7 @@ COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, re.DOTALL)[1]  # type: ignore[i
 
 @pytest.fixture
 def clone(tmp_path):
+    pytest.importorskip("nvflare", reason="pip install 'fedminimax[nvflare]'")
     make_clone(tmp_path)
     yield tmp_path
     for file in tmp_path.glob("*/pid"):
@@ -44,3 +44,11 @@ def test_the_commands_of_the_page_train_what_the_simulator_does(clone):
     # In single precision, as the file has it.
     found, expected = load(clone / "consortium" / "runs" / "heart_codasca").point, simulated(which)
     assert_same(found, expected)
+
+
+def test_the_table_of_costs_is_as_deploy_measure_prints_it():
+    lines = PAGE[PAGE.index(HEAD) :].splitlines()[2 : 2 + len(METHODS)]
+    printed = [row(method, Spent(0.5, 1, 2, 3, 1), 0.25, 1.5).strip() for method in METHODS]
+    assert [re.sub(r"[\d.,]+", "0", line) for line in lines] == [
+        re.sub(r"[\d.,]+", "0", line) for line in printed
+    ]

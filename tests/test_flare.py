@@ -1,6 +1,8 @@
 """Runs on NVIDIA FLARE: real processes, mutual TLS, kills. They compute what the simulator does."""
 
+import contextlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from deployment import EXPERIMENTS, HEART, SITES, assert_same, experiment, simulated
-from flare import LONG, Flare, free_port, provisioned, running, until
+from flare import LONG, Flare, descendants, free_port, provisioned, running, until
 
 from fedminimax.deploy.consortium import check_certificate, enrol, init
 
@@ -152,6 +154,32 @@ def test_server_and_site_killed_at_random_moments_change_nothing(flare):
     assert process.wait(LONG) == 0, flare.said("killed")
     assert flare.served("killed").session() >= 4
     assert_same(flare.point("killed"), simulated(long))
+
+
+def test_who_watches_is_killed_and_started_again(flare):
+    long = replace(LONG_RUN, run=replace(LONG_RUN.run, rounds=400))
+    served = flare.served("unwatched")
+    watch = flare.begin(long, "unwatched", "--timeout", "10")
+    flare.reached("unwatched", 3)
+    keeper = flare.processes.pop("server")
+    orphans = descendants(keeper.pid)
+    try:
+        for process in (watch, keeper):
+            process.kill()
+            process.wait()
+        flare.reached("unwatched", served.beat()["round"] + 2)  # FLARE and the run go on
+        flare.start("server")
+        assert flare.processes.pop("server").wait(300) == 2
+        assert "another process is at work in" in flare.said("server")
+    finally:
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        flare.start("server")
+    watch = flare.begin(long, "unwatched", "--timeout", "10")
+    assert watch.wait(LONG) == 0, flare.said("unwatched")
+    assert served.session() >= 2
+    assert_same(flare.point("unwatched"), simulated(long))
 
 
 def test_a_site_that_stands_still_for_a_while_changes_nothing(flare):

@@ -46,17 +46,35 @@ def test_a_run_that_is_asked_for_is_served_to_its_end(asked, tmp_path, capsys):
     assert status(asked, capsys) == "controls: round 5/5, finished"
 
 
+class Stopping(InProcess):
+    """Somebody stops the run while its sites are called."""
+
+    def __init__(self, handlers, served):
+        super().__init__(handlers)
+        self.served = served
+
+    def call(self, sites, message, timeout):
+        self.served.stop()
+        return super().call(sites, message, timeout)
+
+
 def test_a_run_that_is_stopped_goes_on_when_it_is_asked_for_again(asked, tmp_path, capsys):
     transport = in_process(WHICH, tmp_path)
     assert main(["deploy", "stop", str(asked.consortium), "another"]) == 2
     assert "nobody has asked for a run called 'another'" in capsys.readouterr().err
     assert main(["deploy", "stop", str(asked.consortium), "controls"]) == 0
-    serve(asked.consortium, "controls", transport)
+    serve(asked.consortium, "controls", Broken({}))  # no site is asked for anything
+    assert asked.ended()["outcome"] == "stopped before it began"
+    asked.ask_for(WHICH, Faults(), SITES)
+    serve(asked.consortium, "controls", Stopping(transport.handlers, asked))
     assert asked.ended()["outcome"] == "stopped: interrupted after round 1"
     assert not asked.ended()["again"]
+    asked.stop()
+    serve(asked.consortium, "controls", Broken({}))
+    assert status(asked, capsys) == "controls: round 1/5, stopped before it began"
     asked.ask_for(WHICH, Faults(), SITES)
     serve(asked.consortium, "controls", transport)
-    assert asked.session() == 2
+    assert asked.session() == 4
     assert_same(load(asked.path).point, simulated(WHICH))
 
 
@@ -102,10 +120,31 @@ def test_a_run_that_another_process_serves_is_left_alone(asked, tmp_path, monkey
 
 
 def test_a_run_in_its_first_second_is_running(asked, capsys):
-    beat = {"round": 0, "time": time.time(), "session": 0}
-    (asked.path / "beat.json").write_text(json.dumps(beat))
+    told(asked, time.monotonic())
     assert asked.at_work()
     assert status(asked, capsys) == "controls: round 0/5, running"
+
+
+def told(served, clock):
+    """A beat of that time."""
+    (served.path / "beat.json").write_text(json.dumps({"round": 0, "clock": clock}))
+
+
+def test_a_beat_of_before_the_machine_started_is_of_no_server_at_work(asked):
+    told(asked, time.monotonic() + 3600)
+    assert not asked.at_work()
+    told(asked, time.monotonic() - module.SILENT - 1)
+    assert not asked.at_work()
+
+
+def test_a_server_at_work_does_not_seem_dead_when_the_clock_is_set(asked, monkeypatch):
+    class Shifted(InProcess):
+        def call(self, sites, message, timeout):
+            now = time.time()
+            monkeypatch.setattr(time, "time", lambda: now + 3600)
+            raise ConfigError(f"at work: {asked.at_work()}")
+
+    assert serve(asked.consortium, "controls", Shifted({}))["outcome"] == "at work: True"
 
 
 def test_a_run_at_work_is_not_asked_for_with_other_settings(asked, tmp_path):
@@ -121,10 +160,31 @@ def test_a_run_at_work_is_not_asked_for_with_other_settings(asked, tmp_path):
 
 
 def test_another_experiment_is_not_taken_for_the_same_run(asked, tmp_path):
-    serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    transport = in_process(WHICH, tmp_path)
+    serve(asked.consortium, "controls", Stopping(transport.handlers, asked))
     asked.ask_for(EXPERIMENTS["ada_fgda"], Faults(), SITES)
-    serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    serve(asked.consortium, "controls", transport)
     assert "is of another experiment or of other sites" in asked.ended()["outcome"]
+
+
+def test_a_finished_run_stays_finished_whatever_is_served_later(asked, tmp_path):
+    serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    files = [asked.path / name for name in ("ended.json", "session.json", "beat.json")]
+    before = [file.read_bytes() for file in files]
+    # A second job of the run was waiting in FLARE's queue.
+    assert serve(asked.consortium, "controls", Broken({}))["outcome"] == "finished"
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_what_cannot_even_be_read_ends_the_session_with_a_sentence(asked, capsys):
+    (asked.consortium / "allow.toml").write_text('model.ours = "nowhere_to_be_found:Net"\n')
+    ended = serve(asked.consortium, "controls", Broken({}))
+    assert "[allow] model.ours" in ended["outcome"]
+    assert "nowhere_to_be_found" in ended["outcome"]
+    assert asked.over()
+    assert (asked.session(), asked.ended()) == (1, {**ended, "session": 1})
+    (asked.consortium / "allow.toml").unlink()
+    assert status(asked, capsys) == f"controls: round 0/5, {ended['outcome']}"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """What watches over a run and over FLARE's processes, without FLARE."""
 
 import os
+import socket
 import threading
+from dataclasses import replace
 
 import pytest
 from deployment import EXPERIMENTS, HEART, SITES, experiment, in_process
-from flare import until
+from flare import free_port, until
 from test_served import Broken, Lost
 
 from fedminimax.cli import main
@@ -14,7 +16,7 @@ from fedminimax.deploy import flare
 from fedminimax.deploy.consortium import FOLDER, Consortium
 from fedminimax.deploy.flare import PID, Supervisor
 from fedminimax.deploy.served import Served, serve
-from fedminimax.deploy.site_file import EXAMPLE
+from fedminimax.deploy.site_file import EXAMPLE, register
 from fedminimax.engine.call import Faults
 from fedminimax.engine.in_process import InProcess
 from fedminimax.engine.wire import Message
@@ -91,6 +93,64 @@ def test_a_run_that_gets_on_is_submitted_as_often_as_it_needs(asked, tmp_path):
     assert (ended["outcome"], asked.session()) == ("finished", WHICH.run.rounds)
 
 
+def test_a_run_that_the_server_s_process_cannot_read_ends_with_its_sentence(asked, monkeypatch):
+    def unknown(self):
+        raise ConfigError("[allow] model.ours: ModuleNotFoundError: No module named 'ours'")
+
+    monkeypatch.setattr(Served, "request", unknown)
+    ended = Here(asked, InProcess({})).watch()
+    assert "No module named 'ours'" in ended["outcome"]
+    assert asked.session() == 1
+
+
+class Slow(InProcess):
+    """Sites that answer a phase when they are allowed to."""
+
+    def __init__(self, handlers):
+        super().__init__(handlers)
+        self.begun, self.allowed = threading.Event(), threading.Event()
+
+    def call(self, sites, message, timeout):
+        if Message.from_bytes(message).about["kind"] == "phase":
+            self.begun.set()
+            self.allowed.wait()
+        return super().call(sites, message, timeout)
+
+
+class Watching(Supervisor):
+    """It submits nothing."""
+
+    def _submitted(self):
+        raise AssertionError("the run is at work already")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "outcome"), [(False, "finished"), (True, "stopped: interrupted after round 1")]
+)
+def test_the_watch_over_a_run_at_work_is_taken_up_again(stopped, outcome, asked, tmp_path):
+    serve(asked.consortium, "controls", Lost(in_process(WHICH, tmp_path).handlers))
+    assert asked.ended()["again"]  # the end of a session before
+    slow = Slow(in_process(WHICH, tmp_path).handlers)
+    server = threading.Thread(target=serve, args=(asked.consortium, "controls", slow))
+    server.start()
+    try:
+        slow.begun.wait()
+        if stopped:
+            asked.stop()
+        watching = Watching(asked.consortium, asked, print, look=slow.allowed.set)
+        ended = watching.watch()
+    finally:
+        slow.allowed.set()
+        server.join()
+    assert (ended["outcome"], ended["session"]) == (outcome, 2)
+
+
+def test_a_run_that_another_job_has_finished_is_not_waited_for(asked, tmp_path):
+    serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
+    assert Here(asked, Broken({})).watch()["outcome"] == "finished"
+    assert asked.session() == 1
+
+
 def test_a_run_that_waits_for_its_sites_is_stopped(asked):
     class Waiting(Supervisor):
         def _submitted(self):
@@ -164,6 +224,42 @@ def test_a_site_whose_rows_are_not_there_does_not_start(tmp_path, capsys):
     assert "There is no file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("rows", "data", "sentence"),
+    [
+        ("age,disease\n40,0\n50,1\n", 'path = "rows.csv"\nlabel = "diseas"', "no label column"),
+        ("age,disease\n", 'path = "rows.csv"\nlabel = "disease"', "has no rows"),
+        ("", 'path = "rows.csv"\nlabel = "disease"', "rows.csv is empty"),
+        ("", 'name = "heart"', "The data have no site 'hull'; they have cleveland"),
+        ("", 'name = "fama_french"\nfolder = "nowhere"', "nowhere"),
+    ],
+)
+def test_a_site_whose_rows_cannot_be_used_does_not_start(rows, data, sentence, tmp_path, capsys):
+    (tmp_path / "rows.csv").write_text(rows)
+    (tmp_path / "site.toml").write_text(f'name = "hull"\n[data]\n{data}\n')
+    assert main(["deploy", "site", str(tmp_path)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("raises_here:Net", r"model.ours: raises_here:Net .*\(RuntimeError: no licence\)"),
+        ("no_python:Net", r"model.ours: no_python:Net .*\(SyntaxError: "),
+        (".relative:Net", r"model.ours: .relative:Net .*\(TypeError: "),
+        ("os:Net", r"model.ours: os:Net .*no attribute 'Net'"),
+        (":Net", "model.ours is ':Net'; write \"package.module:Class\""),
+        ("os:", "model.ours is 'os:'; write"),
+    ],
+)
+def test_what_is_allowed_and_cannot_be_imported_is_told(place, sentence, tmp_path, monkeypatch):
+    (tmp_path / "raises_here.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "no_python.py").write_text("def")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        register({"model": {"ours": place}})
+
+
 def test_a_job_at_a_site_that_cannot_be_opened_refuses_and_tells_no_path(tmp_path, monkeypatch):
     pytest.importorskip("nvflare", reason="pip install 'fedminimax[nvflare]'")
     from fedminimax.deploy.job import RunSite
@@ -180,6 +276,11 @@ def test_a_job_at_a_site_that_cannot_be_opened_refuses_and_tells_no_path(tmp_pat
     assert os.environ["HOME"] == "/home/of/the/user"
 
 
+def keep(folder, module, over):
+    with flare._only_one(folder) as lock:
+        flare._keep(folder, "kit", (module,), "FEDMINIMAX_SITE", lock, over)
+
+
 def test_no_second_flare_is_started_beside_one_that_outlived_its_keeper(tmp_path, monkeypatch):
     kit = tmp_path / "kit"
     kit.mkdir()
@@ -188,8 +289,7 @@ def test_no_second_flare_is_started_beside_one_that_outlived_its_keeper(tmp_path
     left = []
     monkeypatch.setattr(flare, "_end", left.append)  # as if the keeper were killed
     over = threading.Event()
-    keep = (tmp_path, "kit", ("waits",), "FEDMINIMAX_SITE", over)
-    keeper = threading.Thread(target=flare._keep, args=keep)
+    keeper = threading.Thread(target=keep, args=(tmp_path, "waits", over))
     keeper.start()
     try:
         until((kit / "began").exists, "the process")
@@ -201,9 +301,63 @@ def test_no_second_flare_is_started_beside_one_that_outlived_its_keeper(tmp_path
     try:
         assert numbers == [os.getpid(), left[0].pid]
         with pytest.raises(ConfigError, match=r"another process is at work in .*kill \$\(cat"):
-            flare._keep(*keep)
+            keep(tmp_path, "waits", over)
     finally:
         left[0].kill()
         left[0].wait()
     (tmp_path / PID).write_text(f"{os.getpid()}\n")  # the number of another, in a container
-    flare._keep(*keep)
+    keep(tmp_path, "waits", over)
+
+
+class Counted(threading.Event):
+    """Set after so many pauses, none of which takes its time."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most, self.pauses = most, []
+
+    def wait(self, timeout=None):
+        if timeout is not None and timeout >= 1:
+            self.pauses.append(timeout)
+            if len(self.pauses) == self.most:
+                self.set()
+            return self.is_set()
+        return super().wait(timeout)
+
+
+def test_a_flare_that_ends_at_once_is_started_ever_less_often(tmp_path, capsys):
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "ends.py").write_text("raise SystemExit(3)")
+    over = Counted(5)
+    keep(tmp_path, "ends", over)
+    assert over.pauses == [2.0, 4.0, 8.0, 16.0, 32.0]
+    first, *_, last = capsys.readouterr().err.splitlines()
+    log = f"({tmp_path / 'kit'}.log says more)"
+    assert first == f"FLARE ended with code 3; started again in 2 s {log}"
+    assert last == f"FLARE ended with code 3 for the 5th time in a row; started again in 32 s {log}"
+
+
+@pytest.fixture
+def taken(tmp_path):
+    """A consortium whose port another process has."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield Consortium("consortium", SITES, "localhost", other.getsockname()[1], True)
+
+
+@pytest.mark.parametrize("host", ["localhost", "server.hospital.org"])
+def test_a_server_whose_port_is_taken_does_not_start(taken, host, tmp_path, monkeypatch, capsys):
+    replace(taken, host=host).write(tmp_path / FOLDER)
+    monkeypatch.setattr(flare, "check_date", lambda file, remedy: None)
+    assert main(["deploy", "server", str(tmp_path)]) == 2
+    told = f"the server cannot listen at port {taken.port}: Address already in use. End what"
+    assert told in capsys.readouterr().err
+
+
+def test_a_site_says_that_its_server_is_not_there(taken, capsys):
+    flare.look_for(taken)
+    assert not capsys.readouterr().err
+    free = replace(taken, port=free_port())
+    flare.look_for(free)
+    assert f"note: there is no server at localhost:{free.port} yet" in capsys.readouterr().err

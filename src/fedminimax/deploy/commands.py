@@ -29,9 +29,10 @@ from fedminimax.deploy.consortium import (
 from fedminimax.deploy.flare import Supervisor, keep_server, keep_site
 from fedminimax.deploy.flower import write_app
 from fedminimax.deploy.measure import measure
+from fedminimax.deploy.rows import PartOfTables, holding
 from fedminimax.deploy.served import REQUEST, Served, line_of
-from fedminimax.deploy.site import RUN_NAME, Site
-from fedminimax.deploy.site_file import SiteFile, register_allowed
+from fedminimax.deploy.site import RUN_NAME
+from fedminimax.deploy.site_file import SiteFile, register, register_allowed
 from fedminimax.engine.call import Faults
 from fedminimax.engine.folder import RunFolder
 
@@ -238,13 +239,22 @@ def _server(options: argparse.Namespace) -> int:
 
 def _site(options: argparse.Namespace) -> int:
     file = SiteFile.read(options.folder)
-    Site(file)  # what cannot be opened is said here, and not in the log of a job
+    _check_rows(file)
     known = Consortium.read(options.folder, INVITATION)
     if not known.encrypted:
         _red(PLAIN)
     print(f"site {file.name} of the consortium at {known.host}:{known.port}", flush=True)
     keep_site(options.folder, file.name, _until_stopped())
     return 0
+
+
+def _check_rows(file: SiteFile) -> None:
+    """What a run would stumble over is said where the site is started, not in the log of a job."""
+    register(file.allow)
+    held = holding(file.name, file.folder, file.data)
+    held.outline()
+    if isinstance(held, PartOfTables):
+        held.site(held.reading.schema)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedminimax.config import ConfigError
+from fedminimax.config import ConfigError, options_for
 from fedminimax.deploy.site_file import EXAMPLE, FILE
 from fedminimax.engine.checkpoint import write_bytes
 
@@ -29,6 +30,8 @@ CONSORTIUM_VARIABLE, SITE_VARIABLE = "FEDMINIMAX_CONSORTIUM", "FEDMINIMAX_SITE"
 HOME_VARIABLE = "FEDMINIMAX_HOME"  # the user's; FLARE is given another
 ADMIN = "lead@consortium.local"
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+FINGERPRINT = re.compile(r"SHA256(:[0-9A-F]{2}){32}")
+SERVER_NAME = "server"  # as FLARE calls its own, whatever its host
 # All that a job may be made of, at a site and at the server.
 CLASSES = {
     "kit": [
@@ -58,13 +61,17 @@ class Consortium:
     def read(folder: Path, file: str = FOLDER) -> Consortium:
         try:
             table = json.loads((folder / file).read_text(encoding="utf-8"))
-            return Consortium(**{**table, "sites": tuple(table["sites"])})
+            if not isinstance(table, dict):
+                raise TypeError("it is no table of settings")
+            known = Consortium(**options_for(Consortium, table, "the consortium"))
+            check_port(known.port)
+            return known
         except FileNotFoundError:
             raise ConfigError(
                 f"there is no {file} in {folder}: make the consortium first, with fedminimax "
                 "deploy init"
             ) from None
-        except (json.JSONDecodeError, TypeError, KeyError) as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"{folder / file} cannot be used: {error}") from error
 
     def write(self, file: Path) -> None:
@@ -83,31 +90,59 @@ def init(
     folder: Path, sites: tuple[str, ...], host: str = "localhost", port: int = 8702,
     encrypted: bool = True,
 ) -> Consortium:  # fmt: skip
-    """The authority, the server and the one who submits runs: all on this machine."""
+    """The authority, the server and the one who submits runs: all on this machine. If that fails,
+    what was in the folder before stays, and nothing else."""
     if (folder / FOLDER).exists():
         raise ConfigError(f"{folder} is a consortium already: give another folder")
-    check_names(sites)
+    if (folder / "authority").exists():
+        raise ConfigError(
+            f"there is a {folder / 'authority'}, but no {FOLDER}: delete {folder} if it is what is "
+            "left of a `deploy init` that was killed, or give another folder"
+        )
+    check_names(sites, host)
+    check_port(port)
+    new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    before = set(folder.iterdir())
+    try:
+        return _made(folder, Consortium("consortium", sites, host, port, encrypted))
+    except BaseException:
+        for path in set(folder.iterdir()) - before:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if new:
+            folder.rmdir()
+        raise
+
+
+def _made(folder: Path, made: Consortium) -> Consortium:
     os.chmod(folder, 0o700)
-    made = Consortium("consortium", sites, host, port, encrypted)
     profile = folder / "profile.yaml"
     _write_yaml(profile, made.profile())
     authority = folder / "authority"
     _flare(folder, "cert", "init", "--profile", profile, "-o", authority)
     made = replace(made, fingerprint=fingerprint(authority / "rootCA.pem"))
-    for name, kind, place in ((host, "server", "server"), (ADMIN, "admin", "admin")):
-        request(folder, made, name, kind)
+    for name, kind, place in ((made.host, "server", "server"), (ADMIN, "admin", "admin")):
+        make_request(folder, made, name, kind)
         signed = _signed(folder, folder / "request" / f"{name}.request.zip", name)
         install(folder, made, signed, place)
         shutil.rmtree(folder / "request")
-    made.write(folder / FOLDER)
     made.write(folder / INVITATION)
+    made.write(folder / FOLDER)
     return made
 
 
 def join(folder: Path, invitation: Path, name: str) -> Path:
     """At a site: its key, and the request that the authority is to sign. Returns the request."""
     known = Consortium.read(invitation.parent, invitation.name)
+    if not FINGERPRINT.fullmatch(known.fingerprint):
+        raise ConfigError(
+            f"the fingerprint of the authority in {invitation} is {known.fingerprint!r}; without "
+            "one the site could not tell its consortium from another: ask for the invitation.json "
+            "that `deploy init` made"
+        )
     if name not in known.sites:
         raise ConfigError(
             f"{name!r} is not a site of this consortium; its sites are {', '.join(known.sites)}"
@@ -122,11 +157,11 @@ def join(folder: Path, invitation: Path, name: str) -> Path:
     known.write(folder / INVITATION)
     if not (folder / FILE).exists():
         (folder / FILE).write_text(EXAMPLE.format(name=name), encoding="utf-8")
-    request(folder, known, name, "client")
+    make_request(folder, known, name, "client")
     return folder / "request" / f"{name}.request.zip"
 
 
-def request(folder: Path, known: Consortium, name: str, kind: str) -> None:
+def make_request(folder: Path, known: Consortium, name: str, kind: str) -> None:
     role = {"role": "lead"} if kind == "admin" else {}
     who = {"name": name, "org": "consortium", "type": kind, **role}
     definition = folder / "participant.yaml"
@@ -261,6 +296,7 @@ def check_certificate(folder: Path, known: Consortium, name: str) -> None:
     from cryptography.exceptions import InvalidSignature
     from cryptography.x509.oid import NameOID
 
+    check_date(startup / "client.crt", again)
     authority = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
     own = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
     try:
@@ -281,8 +317,28 @@ def check_certificate(folder: Path, known: Consortium, name: str) -> None:
         )
 
 
-def check_names(sites: tuple[str, ...]) -> None:
+def check_date(certificate: Path, remedy: str) -> None:
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    begins, now, ends = found.not_valid_before_utc, datetime.now(UTC), found.not_valid_after_utc
+    if not begins <= now <= ends:
+        raise ConfigError(
+            f"the certificate {certificate} is good from {begins:%Y-%m-%d %H:%M} to "
+            f"{ends:%Y-%m-%d %H:%M} UTC, and this machine's clock says {now:%Y-%m-%d %H:%M}: "
+            f"correct the clock; or, if it is right, {remedy}"
+        )
+
+
+def check_port(port: int) -> None:
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"the port is {port}; give one from 1 to 65535, such as 8702")
+
+
+def check_names(sites: tuple[str, ...], host: str = SERVER_NAME) -> None:
     for name in sites:
+        if name.lower() in (SERVER_NAME, host.lower()):
+            raise ConfigError(f"a site is called {name!r}, as the server is: give it another name")
         if not SITE_NAME.fullmatch(name):
             raise ConfigError(
                 f"a site is called {name!r}; use letters, digits, - and _, such as va-2"

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,36 +27,78 @@ from fedminimax.deploy.consortium import (
     SITE_VARIABLE,
     Consortium,
     check_certificate,
+    check_date,
     flare_missing,
 )
-from fedminimax.deploy.served import LOG, SILENT, Served
+from fedminimax.deploy.served import LOG, SILENT, STOPPED, Served
 from fedminimax.deploy.site import SETUP
 from fedminimax.engine.lock import BusyError, alone
 
 PATIENCE = 180.0  # seconds for a submitted run to begin
 TRIES = 3  # sessions without a new round, after which a run is given up
 PID = "pid"
-STOPPED = {"outcome": "stopped before it began", "good": False, "again": False}
+SOON = 60.0  # seconds; a FLARE that ends before has not really begun
+LONGEST_PAUSE = 120.0  # seconds, before one that ends soon is started again
 SETTINGS = ("secure_train=true", "org=consortium", "config_folder=")
 
 
 def keep_server(folder: Path, stopping: threading.Event | None = None) -> None:
     """FLARE's server, started again whenever it dies, until this process is asked to stop."""
-    Consortium.read(folder)
+    _need_flare()
+    known = Consortium.read(folder)
+    for file in ("server/startup/server.crt", "admin/startup/client.crt"):
+        check_date(folder / file, "make a new consortium, and move the folder runs there")
     part = ("nvflare.private.fed.app.server.server_train", "-s", "fed_server.json", "--set")
-    _keep(folder, "server", (*part, *SETTINGS), CONSORTIUM_VARIABLE, stopping)
+    with _only_one(folder) as lock:
+        check_free(known)
+        _keep(folder, "server", (*part, *SETTINGS), CONSORTIUM_VARIABLE, lock, stopping)
+
+
+def _need_flare() -> None:
+    if missing := flare_missing():
+        raise ConfigError(missing)
+
+
+def check_free(known: Consortium) -> None:
+    """Can the server listen where it is to?"""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("localhost" if known.host == "localhost" else "", known.port))
+        except OSError as error:
+            raise ConfigError(
+                f"the server cannot listen at port {known.port}: {error.strerror}. End what uses "
+                f"it (ss -tlnp 'sport = :{known.port}'), or make a consortium with another --port"
+            ) from error
 
 
 def keep_site(folder: Path, name: str, stopping: threading.Event | None = None) -> None:
     """The same for FLARE's client at a site."""
+    _need_flare()
     if not (folder / "kit").exists():
         raise ConfigError(
             f"there is no kit in {folder}: join a consortium first, and install what it sends back "
             f"(fedminimax deploy join {folder} --approved {name}.signed.zip)"
         )
-    check_certificate(folder, Consortium.read(folder, INVITATION), name)
+    known = Consortium.read(folder, INVITATION)
+    check_certificate(folder, known, name)
+    look_for(known)
     part = ("nvflare.private.fed.app.client.client_train", "-s", "fed_client.json", "--set")
-    _keep(folder, "kit", (*part, f"uid={name}", *SETTINGS), SITE_VARIABLE, stopping)
+    with _only_one(folder) as lock:
+        _keep(folder, "kit", (*part, f"uid={name}", *SETTINGS), SITE_VARIABLE, lock, stopping)
+
+
+def look_for(known: Consortium) -> None:
+    """FLARE looks for a server that is not there for ever, and does not say so."""
+    try:
+        socket.create_connection((known.host, known.port), timeout=10.0).close()
+    except OSError as error:
+        print(
+            f"note: there is no server at {known.host}:{known.port} yet ({error}); it is looked "
+            "for until it is there",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _keep(
@@ -63,19 +106,18 @@ def _keep(
     place: str,
     part: tuple[str, ...],
     variable: str,
+    lock: int,
     stopping: threading.Event | None,
 ) -> None:
-    """`variable` tells the jobs of this process which folder is theirs."""
-    if missing := flare_missing():
-        raise ConfigError(missing)
+    """`variable` tells the jobs of this process which folder is theirs; FLARE inherits the lock."""
     over, home, kit = stopping or threading.Event(), folder.resolve(), folder.resolve() / place
     command = [sys.executable, "-u", "-m", part[0], "-m", str(kit), *part[1:]]
     told = {variable: str(home), "HOME": str(home / "records")}
     told[HOME_VARIABLE] = str(Path.home())
     # One thread per process: several sites may share a machine, and a small network needs no more.
     environment = {"OMP_NUM_THREADS": "1", **os.environ, **told}
-    with _only_one(folder) as lock, open(folder / f"{place}.log", "ab") as log:
-        pause = 1.0
+    with open(folder / f"{place}.log", "ab") as log:
+        pause, soon = 1.0, 0
         while not over.is_set():
             begun = time.monotonic()
             process = subprocess.Popen(
@@ -88,10 +130,12 @@ def _keep(
             if over.is_set():
                 _end(process)
                 return
-            # What dies at once, dies again: a port in use, say.
-            pause = 1.0 if time.monotonic() - begun > 60 else min(2 * pause, 30.0)
+            # What dies at once, dies again.
+            soon = 0 if time.monotonic() - begun > SOON else soon + 1
+            pause = min(2 * pause, LONGEST_PAUSE) if soon else 1.0
+            often = f" for the {soon}th time in a row" if soon > TRIES else ""
             print(
-                f"FLARE ended with code {process.returncode}; started again in {pause:g} s "
+                f"FLARE ended with code {process.returncode}{often}; started again in {pause:g} s "
                 f"({folder / place}.log says more)",
                 file=sys.stderr,
                 flush=True,
@@ -139,20 +183,19 @@ class Supervisor:
         look: Callable[[], Any] = lambda: None,
     ):
         """`look` is called while the run goes on."""
-        if missing := flare_missing():
-            raise ConfigError(missing)
+        _need_flare()
         self.consortium, self.served, self.say, self.look = consortium, served, say, look
         self.sites = Consortium.read(consortium).sites
         self.job = ""
 
     def watch(self) -> dict[str, Any]:
         """Until the run has ended; returns how."""
-        tries, session, vain = 0, self.served.session(), 0
-        reached = self.served.beat().get("round", 0)
-        if self.served.at_work():
-            session -= 1  # somebody's watch over it has ended
+        tries, vain, reached = 0, 0, self.served.beat().get("round", 0)
         while True:
-            if not self.served.at_work() and not self._submitted():
+            # Somebody's watch over it may have ended.
+            at_work = self.served.at_work()
+            session = self.served.session() - at_work
+            if not at_work and not self._submitted():
                 if self.served.stopping():
                     return STOPPED
                 tries += 1
@@ -171,7 +214,6 @@ class Supervisor:
             if vain == TRIES:
                 return {"outcome": self._given_up(reason), "good": False, "again": False}
             self.say(f"{reason}; the run is submitted again")
-            session = self.served.session()
 
     def _given_up(self, reason: str) -> str:
         return (
@@ -181,14 +223,15 @@ class Supervisor:
         )
 
     def _followed(self, session: int) -> dict[str, Any] | None:
-        """The end of the session after that one; None if it fell silent, or never began."""
+        """The end of the session after that one; None if it fell silent, or never began. A run that
+        is finished is not begun again."""
         submitted = time.monotonic()
         while True:
             time.sleep(0.2)
             self.look()
             begun = self.served.session() > session
             ended = self.served.ended()
-            if begun and ended.get("session", 0) > session:
+            if ended.get("good") or ended.get("session", 0) > session:
                 return ended
             if begun and self.served.silent_for() > SILENT:
                 return None

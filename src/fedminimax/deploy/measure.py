@@ -34,6 +34,12 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+HEAD = (
+    "| method | seconds | calls without work | in one process | vectors, predicted | messages "
+    "| encrypted links |\n"
+)
+
+
 class Spent(NamedTuple):
     seconds: float
     predicted: int  # bytes of vectors, up and down
@@ -65,16 +71,16 @@ def measure(folder: Path) -> str:
             process.terminate()
         for process in kept:
             process.wait()
-    head = (
-        "| method | seconds | calls without work | in one process | vectors, predicted | messages "
-        "| encrypted links |\n|---|---|---|---|---|---|---|\n"
-    )
-    return head + "".join(_row(folder, name, spent[name], ping) for name in METHODS)
+    rows = [row(name, spent[name], ping, _alone_per_round(folder, name)) for name in METHODS]
+    return HEAD + "|---" * (HEAD.count("|") - 1) + "|\n" + "".join(rows)
 
 
-def _row(folder: Path, method: str, spent: Spent, ping: float) -> str:
-    here = [_in_process(folder, method, rounds) for rounds in (SHORT, LONG)]
-    alone = (here[1] - here[0]) / (LONG - SHORT)
+def _alone_per_round(folder: Path, method: str) -> float:
+    short, long = (_in_process(folder, method, rounds) for rounds in (SHORT, LONG))
+    return (long - short) / (LONG - SHORT)
+
+
+def row(method: str, spent: Spent, ping: float, alone: float) -> str:
     seconds = " | ".join(f"{s:.3f} s" for s in (spent.seconds, spent.calls * ping, alone))
     sizes = f"{spent.predicted:,.0f} B | {spent.messages:,.0f} B | {spent.wire:,.0f} B"
     return f"| {method} | {seconds} | {sizes} |\n"

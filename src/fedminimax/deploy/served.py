@@ -16,10 +16,11 @@ from typing import Any
 
 from fedminimax.config import ConfigError, Experiment, options_for, write_toml
 from fedminimax.deploy.consortium import Consortium
-from fedminimax.deploy.server import SESSION, check_experiment, run_sites
+from fedminimax.deploy.server import SESSION, check_experiment, count_session, run_sites
 from fedminimax.deploy.site_file import register_allowed
 from fedminimax.engine.call import Faults, SiteFailedError, SitesLostError, Transport
 from fedminimax.engine.checkpoint import write_bytes
+from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.lock import BusyError, alone
 from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.engine.wire import Message
@@ -29,6 +30,7 @@ REQUEST, BEAT, ENDED, STOP, LOG = "request.json", "beat.json", "ended.json", "st
 PINGS = "pings.json"
 SECONDS = 1.0  # between two beats
 SILENT = 15.0  # seconds without a beat after which a server is taken for dead
+STOPPED = {"outcome": "stopped before it began", "good": False, "again": False}
 
 
 class Served:
@@ -91,9 +93,10 @@ class Served:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     def silent_for(self) -> float:
-        """Seconds since the last beat."""
-        told = self.beat().get("time")
-        return float("inf") if told is None else time.time() - told
+        """Seconds since the last beat, by a clock that all processes of this machine share and
+        nobody can set; a beat that is ahead of it is of a time before the machine started."""
+        since = time.monotonic() - self.beat().get("clock", float("inf"))
+        return since if since >= 0 else float("inf")
 
 
 def serve(
@@ -102,12 +105,14 @@ def serve(
     transport: Transport,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Serves a run until it ends, and returns how. One that another process serves is left alone:
-    nothing is written."""
+    """Serves a run until it ends, and returns how. One that is finished, or that another process
+    serves, is left alone: nothing is written."""
     served = Served(consortium, name)
     try:
         # The server of a run that has lost its engine ends before long.
         with alone(served.path):
+            if served.ended().get("good"):
+                return served.ended()
             return _serve(served, transport, on_record)
     except BusyError as busy:
         return {"outcome": str(busy), "good": False, "again": False}
@@ -116,35 +121,17 @@ def serve(
 def _serve(
     served: Served, transport: Transport, on_record: Callable[[dict[str, Any]], None] | None
 ) -> dict[str, Any]:
-    experiment, faults, names = served.request()
     ended: dict[str, Any] = {}
-    state = {"round": 0, "rounds": experiment.run.rounds, "pid": os.getpid()}
+    state = {"round": served.beat().get("round", 0), "pid": os.getpid()}
     with _Beating(served, state):
+        # Before anything can fail: who watches waits for the end of a session that was counted.
+        session = count_session(RunFolder(served.path))
         try:
-            run = run_sites(
-                experiment,
-                transport,
-                names,
-                served.path,
-                faults,
-                log=served.log,
-                on_record=on_record,
-                on_round=lambda round: state.update(round=round),
-                interrupted=served.stopping,
-            )
-            good = succeeded(run.outcome)
-            ended = {"outcome": run.outcome, "rounds": run.rounds, "good": good, "again": False}
+            ended = _run(served, session, transport, state, on_record)
         except Interrupted as stopped:
             ended = {"outcome": f"stopped: {stopped}", "good": False, "again": False}
         except (ValueError, ClientError, SiteFailedError) as error:  # a sentence for the user
             ended = {"outcome": str(error), "good": False, "again": False}
-        except SitesLostError as error:
-            lost = (
-                f"{error}. If its sites are at work and need longer than {faults.timeout:g} s for "
-                "an answer, raise --timeout"
-            )
-            ended = {"outcome": lost, "good": False, "again": True}
-            served.log(f"{error}; the run is started again")
         except Exception as error:  # a fault of this machine or of the engine: it may pass
             traceback.print_exc()
             told = f"the server of the run failed with {type(error).__name__}: {error}"
@@ -152,8 +139,42 @@ def _serve(
             served.log(told)
         finally:
             if ended:
-                _write(served.path / ENDED, {**ended, "session": served.session()})
+                _write(served.path / ENDED, {**ended, "session": session})
     return ended
+
+
+def _run(
+    served: Served,
+    session: int,
+    transport: Transport,
+    state: dict[str, Any],
+    on_record: Callable[[dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    if served.stopping():
+        return STOPPED
+    experiment, faults, names = served.request()
+    try:
+        run = run_sites(
+            experiment,
+            transport,
+            names,
+            served.path,
+            faults,
+            log=served.log,
+            on_record=on_record,
+            on_round=lambda round: state.update(round=round),
+            interrupted=served.stopping,
+            session=session,
+        )
+    except SitesLostError as error:
+        lost = (
+            f"{error}. If its sites are at work and need longer than {faults.timeout:g} s for an "
+            "answer, raise --timeout"
+        )
+        served.log(f"{error}; the run is started again")
+        return {"outcome": lost, "good": False, "again": True}
+    good = succeeded(run.outcome)
+    return {"outcome": run.outcome, "rounds": run.rounds, "good": good, "again": False}
 
 
 def ping(consortium: Path, name: str, transport: Transport, count: int) -> None:
@@ -191,8 +212,7 @@ class _Beating:
             self._once()
 
     def _once(self) -> None:
-        told = {**self.state, "time": time.time(), "session": self.served.session()}
-        _write(self.served.path / BEAT, told)
+        _write(self.served.path / BEAT, {**self.state, "clock": time.monotonic()})
 
     def __enter__(self) -> None:
         self._once()

@@ -37,18 +37,19 @@ def run_sites(
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_round: Callable[[int], None] | None = None,
     interrupted: Callable[[], bool] | None = None,
+    session: int | None = None,
 ) -> Run:
     """Runs an experiment at sites. A folder that holds an unfinished run of it is gone on with.
 
     The folder's name is the run's. It holds what that of a simulated run holds, and the set-up. Two
-    servers of one run would undo each other's work: the caller sees to it that there is one.
+    servers of one run would undo each other's work: the caller sees to it that there is one. If it
+    has counted this start, `session` is its number.
     """
     faults = faults or Faults()
     check_experiment(experiment, names, faults)
     place = RunFolder(folder)
     place.path.mkdir(parents=True, exist_ok=True)
-    session = place.read_json(SESSION, missing={"session": 0})["session"] + 1
-    place.write_json(SESSION, {"session": session})
+    session = count_session(place) if session is None else session
     stopping = interrupted or (lambda: False)
     sites = Sites(transport, tuple(names), place.path.name, faults, log, session, stopping)
     setup, cost = _set_up(experiment, sites, place)
@@ -67,6 +68,13 @@ def run_sites(
     place.write_json(TRAFFIC, asdict(sites.traffic))
     done = (trainer.history, trainer.outcome, trainer.state.round, trainer.best)
     return Run(trainer.federation.problem, trainer.point, *done, moments, place)
+
+
+def count_session(place: RunFolder) -> int:
+    """How often the run was started, this time included."""
+    session = place.read_json(SESSION, missing={"session": 0})["session"] + 1
+    place.write_json(SESSION, {"session": session})
+    return session
 
 
 def check_experiment(experiment: Experiment, names: Sequence[str], faults: Faults) -> None:

@@ -91,14 +91,18 @@ def register(allow: Mapping[str, Mapping[str, str]]) -> None:
     """Makes what a file of this machine allows known by its name; what is built in stays."""
     for section, names in allow.items():
         for name, place in names.items():
-            module, colon, attribute = place.partition(":")
-            if not colon:
+            module, _, attribute = place.partition(":")
+            if not module or not attribute:
                 raise ConfigError(
                     f'[allow] {section}.{name} is {place!r}; write "package.module:Class"'
                 )
             try:
                 kind = getattr(importlib.import_module(module), attribute)
-            except (ImportError, AttributeError) as error:
-                raise ConfigError(f"[allow] {section}.{name}: {error}") from error
+            except Exception as error:  # whatever the module does when it is imported
+                reason = f"{type(error).__name__}: {error}"
+                raise ConfigError(
+                    f"[allow] {section}.{name}: {place} cannot be imported ({reason}); correct the "
+                    "line, or install what it needs"
+                ) from error
             if CHOICES[section].setdefault(name, kind) is not kind:
                 raise ConfigError(f"[allow] {section}.{name} is built in; choose another name")
