@@ -12,9 +12,10 @@ from fedminimax.cli import main
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.deploy.rows import agree
 from fedminimax.deploy.server import run_sites
-from fedminimax.deploy.setup import sent_experiment
+from fedminimax.deploy.setup import sent_experiment, set_up
 from fedminimax.deploy.site import Site
 from fedminimax.deploy.site_file import SiteFile
+from fedminimax.engine.call import Faults, Sites
 from fedminimax.engine.in_process import InProcess
 from fedminimax.engine.wire import Message
 from fedminimax.experiment import load, preparation, run_experiment
@@ -29,7 +30,7 @@ positive = "yes"
 drop = ["patient"]
 [limits]
 least_per_bin = 1
-least_rows = 8
+least_rows = 4
 """
 
 
@@ -93,8 +94,8 @@ def test_new_rows_are_scored_by_a_run_of_sites(sites, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 25
 
 
-def asked(site, kind, **about):
-    message = Message({"kind": kind, "run": "run", **about}, {})
+def asked(site, kind, vectors=None, **about):
+    message = Message({"kind": kind, "run": "run", **about}, vectors or {})
     return Message.from_bytes(site.handle(message.to_bytes()))
 
 
@@ -117,26 +118,50 @@ def test_rows_that_change_during_a_run_are_noticed(sites):
 def test_sums_of_few_rows_do_not_leave_a_site(sites):
     file = sites / "leeds" / "rows.csv"
     lines = file.read_text().splitlines()
-    for i, line in enumerate(lines[8:], 8):  # seven values of the marker are left
+    for i, line in enumerate(lines[4:], 4):  # three values of the marker are left
         cells = line.split(",")
         lines[i] = ",".join([*cells[:3], "", cells[4]])
     file.write_text("\n".join(lines))
     site = Site.open(sites / "leeds")
     schema = agree({"leeds": site._held.outline()}).schema
     assert schema is not None
-    table = sent_experiment(experiment(sites / "pooled"))
-
-    def moments(**split):
-        parts = {"validation": 0.0, "test": 1.0 - split["train"], **split}
-        told = table | {"split": table["split"] | parts}
-        setup = {"experiment": told, "names": list(NAMES), "schema": schema.to_json()}
-        return asked(site, "moments", setup=setup)
-
-    sums = dict(zip(schema.features, moments(train=1.0).vectors["moments"].T, strict=True))
+    table = divided(sent_experiment(experiment(sites / "pooled")), train=1.0)
+    setup = {"experiment": table, "names": list(NAMES), "schema": schema.to_json()}
+    moments = asked(site, "moments", setup=setup).vectors["moments"]
+    sums = dict(zip(schema.features, moments.T, strict=True))
     assert sums["age"][0] == 24
     assert sums["marker"].tolist() == [0.0, 0.0, 0.0]
-    told = moments(train=0.2).about["reason"]
-    assert re.search("tells sums of at least 8 rows, and [1-7] are for training", told)
+
+
+def divided(table, train, test=0.0):
+    parts = {"train": train, "validation": 1.0 - train - test, "test": test}
+    return table | {"split": table["split"] | parts}
+
+
+@pytest.mark.parametrize("kind", ["moments", "sizes", "ask", "begin"])
+def test_nothing_is_told_of_a_split_of_few_rows(kind, sites):
+    handlers = {name: Site.open(sites / name).handle for name in NAMES}
+    called = Sites(InProcess(handlers), NAMES, "run", Faults(), log=print)
+    (setup, answers), _ = set_up(experiment(sites / "pooled"), called)
+    question = {"question": "positive_share", "split": "train"} if kind == "ask" else {}
+    vectors = answers if kind == "begin" else {}
+    site = Site.open(sites / "hull")
+    assert asked(site, kind, vectors, setup=setup, **question).about["kind"] == kind
+    for few, split in {"train": {"train": 0.1}, "test": {"train": 0.6, "test": 0.1}}.items():
+        other = setup | {"experiment": divided(setup["experiment"], **split)}
+        told = asked(site, kind, vectors, setup=other, **question).about["reason"]
+        assert re.search(f"tells of at least 4 rows together, and has [1-3] {few} rows", told)
+
+
+def test_a_site_that_came_to_want_more_rows_takes_no_further_part(sites):
+    which = experiment(sites / "pooled")
+    handlers = {name: Site.open(sites / name).handle for name in NAMES}
+    run_sites(which, InProcess(handlers), NAMES, sites / "run", log=lambda text: None)
+    file = sites / "hull" / "site.toml"
+    file.write_text(file.read_text().replace("least_rows = 4", "least_rows = 9"))
+    for kind, about in (("phase", {"round": 0}), ("ask", {"question": "loss", "split": "train"})):
+        told = asked(Site.open(sites / "hull"), kind, **about).about["reason"]
+        assert re.search("tells of at least 9 rows together, and has [1-8] validation rows", told)
 
 
 def outline(columns, **changes):

@@ -25,9 +25,11 @@ from deployment import (
 from flare import LONG, free_port
 
 from fedminimax.cli import main
-from fedminimax.config import ConfigError, Experiment, write_toml
-from fedminimax.deploy.flower import NotFinishedError, answered, serve_app
+from fedminimax.config import ConfigError, Experiment, Part, write_toml
+from fedminimax.deploy.flower import NotFinishedError, answered, serve_app, write_app
 from fedminimax.deploy.served import Served
+from fedminimax.deploy.setup import sent_experiment
+from fedminimax.engine.call import Faults
 from fedminimax.engine.wire import Message
 from fedminimax.experiment import load
 
@@ -135,6 +137,18 @@ def test_a_run_that_was_ended_goes_on_when_the_app_is_run_again(grid, app, tmp_p
     serve_app(app, calls)
     assert served.session() == 2
     assert_same(load(served.path).point, simulated(WHICH))
+
+
+def test_an_app_tells_nothing_of_the_servers_data_but_its_name(tmp_path):
+    data = {"name": "folder", "path": "/srv/our patients", "label": "died", "drop": ["nhs_number"]}
+    table = EXPERIMENTS["codasca"].to_table() | {"data": data}
+    write_app(
+        tmp_path, Experiment.from_table(table), Faults(), SITES, Path("/srv/flower"), "controls"
+    )
+    app = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    sent = Experiment.from_table(tomllib.loads(app["config"]["experiment"]))
+    assert sent.data == Part("folder", {"path": "", "label": ""})
+    assert sent_experiment(sent) == sent_experiment(Experiment.from_table(table))
 
 
 def test_a_folder_that_holds_an_app_is_not_overwritten(app, tmp_path, capsys):

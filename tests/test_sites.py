@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -27,7 +28,7 @@ from safetensors.torch import save
 from table import ROWS
 from torch import nn
 
-from fedminimax.config import ConfigError
+from fedminimax.config import ConfigError, Part
 from fedminimax.data.clients import Clients
 from fedminimax.deploy.flower import answered
 from fedminimax.deploy.server import check_experiment, run_sites
@@ -35,6 +36,7 @@ from fedminimax.deploy.setup import problem_of
 from fedminimax.deploy.site import SETUP, Site
 from fedminimax.deploy.site_file import SiteFile
 from fedminimax.engine import checkpoint
+from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.call import Faults, SiteFailedError, Sites
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.in_process import InProcess
@@ -46,7 +48,12 @@ from fedminimax.engine.store import Store
 from fedminimax.engine.trees import flat
 from fedminimax.engine.wire import Message
 from fedminimax.experiment import load, run_experiment
+from fedminimax.problems.auc import AUC
+from fedminimax.problems.fair import Fair
 from fedminimax.problems.maml import MAML
+from fedminimax.problems.portfolio import Portfolio
+from fedminimax.problems.ratio_loss import RatioLoss
+from fedminimax.problems.robust import Robust
 from fedminimax.types import batch_of
 
 reference = cache(lambda name: simulated(EXPERIMENTS[name]))
@@ -294,6 +301,7 @@ WRONG = {
         "it holds z, not",
     ),
     "round": (about(round=1), "it is of round 1, not 2"),
+    "phase": (about(phase=1), "it is of phase 1, not 0"),
     "run": (about(run="other"), "it is of run 'other', not 'run'"),
     "site": (about(site="hungary"), "it is of site 'hungary', not 'va'"),
     "large": (
@@ -301,6 +309,7 @@ WRONG = {
         "more than 100 times the median of the round before",
     ),
     "bytes": (lambda content: b"no message", "not a message of fedminimax"),
+    "object": (lambda content: 5, "not a message of fedminimax"),
     "narrow": (
         vector(lambda v: v.to(torch.float8_e4m3fn)),
         "is torch.float8_e4m3fn of shape (3,), not",
@@ -396,6 +405,124 @@ def test_what_a_site_tells_before_the_run_is_checked(kind, changes, sentence, tm
         deployed(which, unreliable, tmp_path)
     assert "'va'" in str(error.value)
     assert sentence in str(error.value)
+
+
+def answering(kind, value, home, which, faults=None):
+    """A run in which the answers of one site to a question, or its moments, are others."""
+
+    def lie(count, site, handler, message):
+        found, about = Message.from_bytes(handler(message)), Message.from_bytes(message).about
+        if site == "va" and kind in (about["kind"], about.get("question")):
+            found = found._replace(vectors={n: value(v) for n, v in found.vectors.items()})
+        return found.to_bytes()
+
+    return deployed(which, Unreliable(in_process(which, home).handlers, lie), home, faults)
+
+
+WHOLE = experiment(HEART, "auc", {"name": "fess_gda", **SHORT}, rounds=2)
+
+
+def placed(row, value):
+    """A row of a table of sums replaced."""
+    return lambda v: torch.cat([v[:row], torch.full_like(v[:1], value), v[row + 1 :]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "sentence"),
+    [
+        ("positive_share", lambda v: v * 0 + 1000, "its shares are from 1000 to 1000"),
+        ("positive_share", lambda v: v * 0 - 1, "its shares are from -1 to -1"),
+        ("moments", lambda v: -3 * v, "its counts of values are from"),
+        ("moments", placed(0, 2.5), "its counts of values are from 2.5"),
+        ("moments", placed(0, 1e6), "training rows, and told sums of 1000000"),
+        ("moments", placed(1, 1e307), "its sums are of values beyond 1e+100"),
+        ("moments", placed(2, 1e307), "its sums are of values beyond 1e+100"),
+        ("moments", placed(2, -1.0), "its sums of squares are smaller than its sums allow"),
+        ("moments", placed(1, 1e50), "its sums of squares are smaller than its sums allow"),
+    ],
+)
+def test_answers_before_the_run_that_no_rows_give_stop_it_by_name(kind, value, sentence, tmp_path):
+    with pytest.raises(SiteFailedError, match="the reply of site 'va' in round 0 is refused") as e:
+        answering(kind, value, tmp_path, WHOLE, Faults("skip"))
+    assert sentence in str(e.value)
+
+
+def test_a_site_whose_answers_no_rows_give_is_left_out_of_the_evaluation(tmp_path):
+    run = answering("ranking", lambda v: v * 0 + 7, tmp_path, WHOLE, Faults("skip"))
+    assert run.outcome == "finished"
+    assert list(run.history[-1]["test"]["sites"]) == list(SITES[:-1])
+
+
+COUNTED = "it has 5 rows"
+NOT_WHOLE = "not whole numbers of at least 0"
+IMPOSSIBLE = [
+    (AUC, "histogram", ([[0.0, -1.0], [2.0, 1.0]],), NOT_WHOLE),
+    (AUC, "histogram", ([[0.0, 0.5], [2.0, 1.0]],), NOT_WHOLE),
+    (AUC, "histogram", ([[1.0, 1.0], [2.0, 2.0]],), COUNTED),
+    (AUC, "ranking", ([7.0, 2.0, 3.0],), "its AUC is 7"),
+    (AUC, "ranking", ([-0.5, 2.0, 3.0],), "its AUC is -0.5"),
+    (AUC, "ranking", ([0.5, 3.0, 3.0],), COUNTED),
+    (AUC, "supported", ([0.5, 1.0, 0.0, 0.0],), "its marks are from 0 to 1"),
+    (AUC, "supported", ([1.0, 0.0, 0.0, 0.0],), "its marks are from 0 to 1"),
+    (AUC, "positive_share", (1.5,), "its shares are from 1.5 to 1.5"),
+    (RatioLoss, "class_counts", (2.0, 1e300), COUNTED),
+    (Fair, "labels_outside", ([-1],), NOT_WHOLE),
+    (Fair, "group_shares", ([0.5, -0.5],), "its shares are from -0.5 to 0.5"),
+    (Fair, "group_outside", ([6.0],), COUNTED),
+    (Fair, "group_counts", ([1.0, 1.0], [3.0, 3.0]), COUNTED),
+    (Robust, "right", ([6.0, 5.0, 5.0],), COUNTED),
+    (MAML, "tasks", ([1e300],), "not a whole number from 1 to 1000000"),
+    (MAML, "shares", ([[2.0], [0.0]],), "its shares are from 0 to 2"),
+    (Portfolio, "present", ([1e9], [1.1]), "its shares are from 1.1 to 1.1"),
+]
+
+
+@pytest.mark.parametrize(("problem", "question", "reply", "sentence"), IMPOSSIBLE)
+def test_a_reply_that_no_five_rows_give_is_known(problem, question, reply, sentence):
+    told = tuple(torch.tensor(vector, dtype=torch.float64) for vector in reply)
+    assert sentence in problem.checks[question](told, 5)
+
+
+SINUSOIDS = {"name": "sinusoids", "clients": 2, "tasks": 2}
+
+
+@pytest.mark.parametrize(
+    ("data", "problem", "method"),
+    [
+        (HEART, {"name": "auc", "least_per_bin": 3}, "codasca"),
+        (HEART, {"name": "ratio_loss", "least_per_bin": 3}, "fedavg"),
+        (HEART, "fair", "fess_gda"),
+        (HEART, "robust", "fess_gda"),
+        (SINUSOIDS, {"name": "maml", "depth": 2}, "fed_dr_scgd"),
+        ({"name": "returns", "clients": 2, "missing": 0.1}, "portfolio", "fed_dr_scgd"),
+    ],
+)
+def test_what_rows_give_stands_the_checks(data, problem, method, monkeypatch):
+    which = experiment(data, problem, {"name": method, **SHORT}, rounds=1, dtype="float32")
+    if data == SINUSOIDS:
+        which = replace(which, model=Part("mlp", {"hidden": (2,)}))
+    asked, real = set(), SimulatedAsk.answer
+
+    def answer(self, question, vectors, client):
+        found = real(self, question, vectors, client)
+        check = self.problem.checks.get(question, lambda reply, rows: None)
+        assert check(found, int(self.shards.sizes[client])) is None
+        asked.add(question)
+        return found
+
+    monkeypatch.setattr(SimulatedAsk, "answer", answer)
+    assert set(run_experiment(which).problem.checks) <= asked
+
+
+def test_a_site_lost_in_a_question_of_the_set_up_stops_the_run_by_name(tmp_path):
+    def lose(count, site, handler, message):
+        if site == "va" and Message.from_bytes(message).about["kind"] == "ask":
+            raise TimeoutError("no reply within 60 s")
+        return handler(message)
+
+    unreliable = Unreliable(in_process(WHOLE, tmp_path).handlers, lose)
+    with pytest.raises(SiteFailedError, match="site 'va' in round 0: no reply within 60 s"):
+        deployed(WHOLE, unreliable, tmp_path, Faults("skip"))
 
 
 def test_vectors_that_nobody_asked_for_are_refused(tmp_path):
@@ -575,6 +702,63 @@ def test_settings_that_sites_would_not_follow_are_refused(section, changes, sent
     which = type(EXPERIMENTS["codasca"]).from_table(table)
     with pytest.raises(ConfigError, match=sentence):
         check_experiment(which, SITES, Faults())
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "sentence"),
+    [
+        ("split", {"train": 0.9}, r"The fractions are \(0.9, 0.2, 0.2\)"),
+        ("split", {"positive_share": 2.0}, "The share of positives is 2.0"),
+        ("problem", {"least_per_bin": -3}, "least_per_bin is -3; give 0 or more rows"),
+        ("problem", {"margin": -1.0}, "margin is -1.0"),
+        ("model", {"hidden": []}, r"hidden is \[\]"),
+        ("run", {"cohort": 9}, "9 clients per round were asked for, but there are 4"),
+        ("run", {"cohort": 0}, "cohort is 0; give a whole number of at least 1"),
+        ("run", {"rounds": 0}, "rounds is 0; give a whole number of at least 1"),
+        ("run", {"batch_size": -1}, "batch_size is -1"),
+        ("run", {"measures": ["nonsense"]}, "nonsense"),
+        ("run", {"stop_early": 0}, "stop_early is 0"),
+    ],
+)
+def test_mistakes_of_the_server_are_told_as_the_simulator_does_before_anybody_is_asked(
+    section, changes, sentence
+):
+    table = EXPERIMENTS["codasca"].to_table()
+    table[section] |= changes
+    which = type(EXPERIMENTS["codasca"]).from_table(table)
+    for refuse in (run_experiment, lambda which: check_experiment(which, SITES, Faults())):
+        with pytest.raises(ValueError, match=sentence):
+            refuse(which)
+
+
+def test_mistakes_that_show_once_the_data_are_known_are_told_by_the_server(tmp_path):
+    table = EXPERIMENTS["fed_dr_scgd"].to_table()
+    table["problem"]["depth"] = 0
+    which = type(EXPERIMENTS["codasca"]).from_table(table)
+    with pytest.raises(ValueError, match="depth is 0"):
+        deployed(which, in_process(which, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("who", ["site", "server"])
+def test_a_run_that_another_version_began_is_refused(who, tmp_path, monkeypatch):
+    which = EXPERIMENTS["controls"]
+    handlers = in_process(which, tmp_path).handlers
+    deployed(which, InProcess(handlers), tmp_path)
+    monkeypatch.setattr(f"fedminimax.deploy.{who}.__version__", "99.0")
+    with pytest.raises((SiteFailedError, ConfigError), match=r"was begun with fedminimax .* 99.0"):
+        deployed(which, in_process(which, tmp_path), tmp_path)
+    if who == "site":
+        va = Site(site_file("va", tmp_path, data_of(which)), log=lambda text: None)
+        told = refusal(va, run="run", kind="phase", round=0)
+        assert "install the version of the run, or begin a new one" in told
+
+
+def test_a_site_begins_no_run_of_another_version(tmp_path):
+    begun(tmp_path)
+    setup = checkpoint.read(tmp_path / "run" / SETUP)[1]["setup"]
+    told = refusal(heart_site(tmp_path), run="new", kind="begin", setup=setup | {"version": "0.0"})
+    assert "was begun with fedminimax 0.0, and site 'va' has" in told
+    assert not (tmp_path / "va" / "runs" / "new").exists()
 
 
 def test_a_name_whose_folder_was_deleted_at_the_server_is_not_taken_again(tmp_path):

@@ -89,6 +89,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "problem": PROBLEMS,
     "method": METHODS,
 }
+NEEDED = "(needed)"  # in place of the default of an option that has none
 FIXED: dict[str, type] = {"split": Split, "run": Settings}
 
 
@@ -218,7 +219,7 @@ def options_of(kind: Any, section: str) -> dict[str, str]:
     """The keys that a class accepts, with their defaults as a file would have them."""
     defaults = _defaults(kind, section)
     return {
-        key: "(needed)"
+        key: NEEDED
         if key not in defaults
         else "(none)"
         if defaults[key] is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -22,6 +22,8 @@ from fedminimax.blocks.precision import counting
 from fedminimax.blocks.schedules import Schedule
 
 Weights = Literal["uniform", "size"]
+# What is wrong with the reply of a client that has so many rows, if anything is.
+AnswerCheck = Callable[[tuple[Tensor, ...], int], str | None]
 MOST_VARIABLES = 50  # that a record of a run holds
 HOST = torch.device("cpu")
 
@@ -184,6 +186,8 @@ class Problem(ABC):
     dual_statistics: Any = None
     dual_from: Any = None
     best_dual_from: Any = None  # if the best y does not follow as a method's rule (CODA's) has it
+    # Of questions whose answers have bounds: sites' replies are checked before they are used.
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {}
 
     @property
     def sweep_gradients(self) -> int:

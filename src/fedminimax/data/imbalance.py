@@ -18,11 +18,8 @@ def keep_positives(labels: np.ndarray, share: float, seed: int, number: int = 0)
     >>> int(len(keep_positives(np.array([0] * 25_000 + [1] * 25_000), 0.1, seed=0))) - 25_000
     2777
     """
+    check_share(share)
     labels = np.asarray(labels)
-    if not 0 < share < 1:
-        raise DataError(
-            f"The share of positives is {share}; give a number between 0 and 1, such as 0.1."
-        )
     odd = np.setdiff1d(labels, [0, 1])
     if len(odd):
         raise DataError(f"The labels hold {listed(odd.tolist())}; recode them as 0 and 1.")
@@ -30,3 +27,10 @@ def keep_positives(labels: np.ndarray, share: float, seed: int, number: int = 0)
     count = max(1, int(share / (1 - share) * len(negatives)))
     kept = generator(seed, "imbalance", number).permutation(positives)[:count]
     return np.sort(np.concatenate([negatives, kept]))
+
+
+def check_share(share: float) -> None:
+    if not 0 < share < 1:
+        raise DataError(
+            f"The share of positives is {share}; give a number between 0 and 1, such as 0.1."
+        )

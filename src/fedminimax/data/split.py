@@ -25,7 +25,7 @@ def stratified_split(
     >>> [len(part) for part in stratified_split(np.array([0] * 10 + [1] * 5))]
     [9, 3, 3]
     """
-    _check(fractions)
+    check_fractions(fractions)
     labels = np.asarray(labels)
     parts: list[list[np.ndarray]] = [[], [], []]
     for place, value in enumerate(np.unique(labels)):
@@ -39,7 +39,7 @@ def stratified_split(
     return train, validation, test
 
 
-def _check(fractions: Sequence[float]) -> None:
+def check_fractions(fractions: Sequence[float]) -> None:
     valid = len(fractions) == 3 and all(0 <= fraction <= 1 for fraction in fractions)
     if not valid or not math.isclose(sum(fractions), 1, abs_tol=1e-9) or fractions[0] == 0:
         raise DataError(

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from fedminimax import __version__
-from fedminimax.config import ConfigError, Experiment, options_for, write_toml
+from fedminimax.config import (
+    CHOICES,
+    NEEDED,
+    ConfigError,
+    Experiment,
+    Table,
+    options_for,
+    options_of,
+    write_toml,
+)
 from fedminimax.deploy.served import Served, line_of, serve
 from fedminimax.deploy.server import check_experiment
 from fedminimax.deploy.site import Site, refusal
@@ -42,7 +51,7 @@ def write_app(
         "home": str(home),
         "run": run,
         "sites": ",".join(sites),
-        "experiment": write_toml(experiment.to_table()),
+        "experiment": write_toml(_sent(experiment)),
     }
     app = {
         "project": {
@@ -62,6 +71,14 @@ def write_app(
     }
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(write_toml(app), encoding="utf-8")
+
+
+def _sent(experiment: Experiment) -> Table:
+    """The settings without those of the data, which all sites could read; what a data set cannot be
+    named without is left empty."""
+    name = experiment.data.name
+    needed = [k for k, v in options_of(CHOICES["data"][name], "data").items() if v == NEEDED]
+    return experiment.to_table() | {"data": {"name": name, **dict.fromkeys(needed, "")}}
 
 
 def serve_app(settings: Mapping[str, Any], transport: Transport) -> None:

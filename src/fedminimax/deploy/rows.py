@@ -32,6 +32,7 @@ from fedminimax.data.tables import Raw
 from fedminimax.engine.wire import quoted
 from fedminimax.experiment import FACTS, SPLITS, check_split
 
+LARGEST = 1e100  # of what a site may tell as the sum of a column
 OPTIONS = ("label", "positive", "classes", "missing")  # of a table, on which all sites agree
 
 
@@ -129,6 +130,11 @@ class Rows(NamedTuple):
     splits: dict[str, Any]  # tables: sites of raw features, until they are scaled
     columns: tuple[str, ...] | None  # of tables
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        tables = self.columns is not None
+        return {split: len(held if tables else held[0]) for split, held in self.splits.items()}
+
 
 def split_rows(held: Holding, experiment: Experiment, setup: Table, number: int) -> Rows:
     if isinstance(held, OwnClients):
@@ -154,6 +160,21 @@ def told_moments(found: Rows, centre: np.ndarray | None, least: int) -> np.ndarr
     """The sums of the training rows, without those of columns that have a value in a few only."""
     moments = local_moments(found.splits["train"].features, centre)
     return np.where(moments[0] >= least, moments, 0.0)
+
+
+def wrong_moments(moments: np.ndarray, centred: bool) -> str | None:
+    """What of such sums, from whomever they come, no rows can have."""
+    count, total, squares = moments
+    if not ((count >= 0) & (count < 2**31) & (count == np.rint(count))).all():
+        return f"its counts of values are from {count.min():g} to {count.max():g}"
+    # A mean that others then subtract from their values must not make these too large.
+    largest = LARGEST * 1e30 if centred else LARGEST
+    if (np.abs(total) > largest).any() or (squares > largest**2).any():
+        return f"its sums are of values beyond {LARGEST:g}: rescale its columns"
+    # The square of a mean is at most the mean of squares; the rest is for rounding.
+    if (squares < 0).any() or (total**2 > (1 + 1e-6) * count * squares + 1e-300).any():
+        return "its sums of squares are smaller than its sums allow"
+    return None
 
 
 def scaled_rows(found: Rows, setup: Table) -> dict[str, Any]:

@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 
-from fedminimax.config import ConfigError, Experiment, write_toml
+from fedminimax import __version__
+from fedminimax.config import CHOICES, ConfigError, Experiment, write_toml
+from fedminimax.data.clients import Clients
+from fedminimax.data.imbalance import check_share
+from fedminimax.data.split import check_fractions
 from fedminimax.deploy.setup import Setup, absent_clients, prepared, sent_experiment, set_up
 from fedminimax.deploy.site import SETUP
 from fedminimax.engine.call import Faults, LeftOutError, Sites, Transport
@@ -20,8 +24,8 @@ from fedminimax.engine.round import State
 from fedminimax.engine.simulate import Run, check_match, check_numbers, identity, start_point
 from fedminimax.engine.sites import Counted, Shadow, SiteFederation, SiteTrainer
 from fedminimax.engine.trainer import Plan, succeeded
-from fedminimax.experiment import PREPARATION
-from fedminimax.metrics.optimality import DRIFT
+from fedminimax.experiment import PREPARATION, SPLITS, make_problem
+from fedminimax.metrics.optimality import DRIFT, check_names
 from fedminimax.types import Cost
 
 SESSION, TRAFFIC = "session.json", "traffic.json"
@@ -112,6 +116,7 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
             f"[run] measures: {DRIFT!r} watches clients at work, which only the simulator can: "
             "leave it out"
         )
+    _check_settings(experiment, names)
     if faults.policy == "skip" and not algorithm.partial and not run.allow_partial:
         raise ConfigError(
             f"{name} is defined for rounds in which all sites take part, so none can be skipped: "
@@ -125,12 +130,44 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
         )
 
 
+def _check_settings(experiment: Experiment, names: Sequence[str]) -> None:
+    """What the simulator refuses too: of an error at a site, its type is all that one learns."""
+    split = experiment.split
+    check_fractions((split.train, split.validation, split.test))
+    if split.positive_share is not None:
+        check_share(split.positive_share)
+    check_names(experiment.run.measures)
+    sizes = {part: [1] * len(names) for part in SPLITS if getattr(split, part)}
+    _check_run(experiment, absent_clients(experiment, {"names": names, "sizes": sizes}))
+    kinds = [CHOICES["data"][experiment.data.name], CHOICES["problem"][experiment.problem.name]]
+    if experiment.model is not None:
+        kinds.append(CHOICES["model"][experiment.model.name])
+    # What somebody has added may suit the sites' own columns alone.
+    ours = all(kind.__module__.startswith("fedminimax.") for kind in kinds)
+    if ours and not hasattr(kinds[0], "client_rows"):
+        make_problem(experiment, {"features": 1, "classes": 2, "sites": len(names)})
+
+
+def _check_run(experiment: Experiment, clients: Clients) -> int:
+    """Returns how many sites take part in a round."""
+    run = experiment.run
+    cohort = len(clients) if run.cohort is None else run.cohort
+    every = (run.evaluate_every, run.checkpoint_every, run.stop_early, run.target)
+    check_numbers(run.rounds, *every, cohort, clients)
+    return cohort
+
+
 def _set_up(experiment: Experiment, sites: Sites, place: RunFolder) -> tuple[Setup, Cost]:
     """From the folder, if the run was begun before: then no site is asked."""
     file = place.path / SETUP
     if file.exists():
         answers, about = read(file)
         setup = Setup(about["setup"], answers)
+        if setup.about["version"] != __version__:
+            raise ConfigError(
+                f"the run in {place.path} was begun with fedminimax {setup.about['version']}, and "
+                f"this is {__version__}: install the version of the run, or give another name"
+            )
         known = (setup.about["experiment"], setup.about["names"])
         if known != (sent_experiment(experiment), list(sites.names)):
             raise ConfigError(
@@ -151,9 +188,7 @@ def _trainer(
     run, problem = experiment.run, prepared(experiment, setup)
     clients = absent_clients(experiment, setup.about)
     algorithm = experiment.make("method").for_clients(len(clients)).for_problem(problem)
-    cohort = len(clients) if run.cohort is None else run.cohort
-    every = (run.evaluate_every, run.checkpoint_every, run.stop_early, run.target)
-    check_numbers(run.rounds, *every, cohort, clients)
+    cohort = _check_run(experiment, clients)
     check_match(problem, algorithm, cohort < len(clients) and not run.allow_partial)
     point = start_point(problem, None, getattr(torch, run.dtype))
     weights = clients.weight_vector(clients.weights or problem.client_weights)

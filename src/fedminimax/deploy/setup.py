@@ -17,10 +17,10 @@ from fedminimax.config import ConfigError, Experiment, Table, write_toml
 from fedminimax.data.clients import Clients
 from fedminimax.data.prepare import scaled
 from fedminimax.data.statistics import fit_sums
-from fedminimax.deploy.rows import agree, wrong_outline
+from fedminimax.deploy.rows import agree, wrong_moments, wrong_outline
 from fedminimax.engine.call import Check, Sites
 from fedminimax.engine.sites import SiteAsk, zero_rows
-from fedminimax.engine.wire import Message, plain, quoted
+from fedminimax.engine.wire import Message, as_json, quoted
 from fedminimax.experiment import SPLITS, batches, make_problem
 from fedminimax.types import Cost, Problem
 
@@ -165,35 +165,40 @@ def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
     about["supplied"] = {**agreed.supplied, "sites": len(sites.names)}
     asked = experiment.problem.options.get("least_per_bin", 0)
     about["least_per_bin"] = max([asked, *least])
+    problem = problem_of(experiment, about)  # what is wrong with it is told here, not by a site
+    counted = dict.fromkeys(sites.names, 0)  # values of a column, at the most
     if agreed.schema is not None:
-        about["schema"] = plain(agreed.schema.to_json())
+        about["schema"] = as_json(agreed.schema.to_json())
         columns = agreed.schema.features
         form = {"moments": torch.zeros(3, len(columns), dtype=torch.float64)}
 
         def summed(centre: np.ndarray | None) -> np.ndarray:
             vectors = {} if centre is None else {"centre": torch.from_numpy(centre)}
             message = Message({"kind": "moments", "setup": about}, vectors)
-            replies = sites.exchange(sites.names, message, form, needed=True)
-            return np.sum([replies[name].vectors["moments"].numpy() for name in sites.names], 0)
+
+            def check(name: str, reply: Message) -> str | None:
+                return wrong_moments(reply.vectors["moments"].numpy(), centre is not None)
+
+            replies = sites.exchange(sites.names, message, form, check, needed=True)
+            found = {name: reply.vectors["moments"].numpy() for name, reply in replies.items()}
+            counted.update({name: int(own[0].max()) for name, own in found.items()})
+            return np.sum([found[name] for name in sites.names], 0)
 
         standardiser = scaled(fit_sums(columns, summed), experiment.split)
         about["standardiser"] = standardiser.to_json()
-    sizes = {name: reply.about for name, reply in told("sizes", _sizes_and_columns).items()}
+    replies = told("sizes", lambda name, reply: _wrong_sizes(reply.about, counted[name]))
+    sizes = {name: reply.about for name, reply in replies.items()}
     about["columns"] = _of_all("columns", {n: sizes[n]["columns"] for n in sites.names})
     splits = _of_all("splits", {n: list(sizes[n]["sizes"]) for n in sites.names})
     about["sizes"] = {s: [sizes[n]["sizes"][s] for n in sites.names] for s in splits}
-    problem, clients = problem_of(experiment, about), absent_clients(experiment, about)
+    clients = absent_clients(experiment, about)
     weights = clients.weight_vector(clients.weights or problem.client_weights)
     batch = zero_rows(about["columns"], None).train.batch(0)
-
-    def form_of_answer(question: str, vectors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            return problem.answer(question, vectors, batch)
-
-    ask = SiteAsk(sites, form_of_answer, clients, "train", weights, {"setup": about})
+    told_with = {"setup": about}
+    ask = SiteAsk(sites, problem, batch, clients, "train", weights, told_with, needed=True)
     recorded = Recorded(ask)
     problem.prepare(recorded)
-    about["record"] = plain(recorded.record)
+    about["record"] = as_json(recorded.record)
     return Setup(about, recorded.answers), ask.cost
 
 
@@ -218,12 +223,15 @@ def _of_this_version(name: str, reply: Message) -> str | None:
     return wrong_outline(reply.about.get("outline"))
 
 
-def _sizes_and_columns(name: str, reply: Message) -> str | None:
-    sizes, columns = reply.about.get("sizes"), reply.about.get("columns")
+def _wrong_sizes(about: Table, counted: int) -> str | None:
+    """`counted`: of so many training rows the site has told sums before."""
+    sizes, columns = about.get("sizes"), about.get("columns")
     if not isinstance(sizes, dict) or not {"train"} <= set(sizes) <= set(SPLITS):
         return f"it does not tell its sizes, of {', '.join(SPLITS)}"
     if not all(_is_count(size) for size in sizes.values()) or not sizes["train"]:
         return f"its sizes are {quoted(sizes)}"
+    if sizes["train"] < counted:
+        return f"it has {sizes['train']} training rows, and told sums of {counted}"
     if not isinstance(columns, list) or not columns or not all(map(_is_column, columns)):
         return f"its columns are {quoted(columns)}"
     return None

@@ -29,7 +29,7 @@ from fedminimax.engine.checkpoint import CheckpointError, read, write
 from fedminimax.engine.lock import BusyError, alone
 from fedminimax.engine.round import Federation
 from fedminimax.engine.site import WAIT, SiteError, Worker
-from fedminimax.engine.wire import Message, busy
+from fedminimax.engine.wire import Message, busy, quoted
 from fedminimax.experiment import SPLITS, batches
 from fedminimax.problems._levels import check_levels
 from fedminimax.problems._network_problem import NetworkProblem
@@ -108,7 +108,6 @@ class Site:
             return Message({**told, **limits, "outline": self._held.outline()}, {})
         found = self._split(about["setup"], experiment)
         if kind == "moments":
-            self._check_rows(found)
             centre = message.vectors["centre"].numpy() if message.vectors else None
             own = told_moments(found, centre, self.file.limits.least_rows)
             return Message(told, {"moments": torch.from_numpy(own)})
@@ -145,11 +144,23 @@ class Site:
             )
 
     def _check_rows(self, found: Rows) -> None:
-        count, least = len(found.splits["train"]), self.file.limits.least_rows
-        if count < least:
+        """A mean of a row or two is a row, whatever was asked for."""
+        least = self.file.limits.least_rows
+        for split, count in found.sizes.items():
+            if 0 < count < least:
+                raise SiteError(
+                    f"site {self.file.name!r} tells of at least {least} rows together, and has "
+                    f"{count} {split} rows (least_rows in [limits] of its site file): set [split] "
+                    f"{split} higher{'' if split == 'train' else ', or to 0'}"
+                )
+
+    def _check_version(self, run: str, setup: Table) -> None:
+        theirs = setup.get("version")
+        if theirs != __version__:
             raise SiteError(
-                f"site {self.file.name!r} tells sums of at least {least} rows, and {count} are for "
-                "training (least_rows in [limits] of its site file): set [split] train higher"
+                f"the run {run!r} was begun with fedminimax {quoted(theirs)}, and site "
+                f"{self.file.name!r} has {__version__}: install the version of the run, or begin a "
+                "new one"
             )
 
     def _check_least(self, setup: Table) -> None:
@@ -173,22 +184,23 @@ class Site:
         shared = {name: setup.get(name) for name in ("experiment", "names", "schema")}
         key = Message(shared, {}).digest()
         if key not in self._rows:
-            number = self._number(setup)
-            self._rows = {key: split_rows(self._held, experiment, setup, number)}
+            found = split_rows(self._held, experiment, setup, self._number(setup))
+            self._check_rows(found)
+            self._rows = {key: found}
         return self._rows[key]
 
     def _clients(
         self, setup: Table, experiment: Experiment, found: Rows, problem: Problem
     ) -> Clients:
         number, parts = self._number(setup), scaled_rows(found, setup)
-        for split, own in parts.items():
+        for split, rows in parts.items():
             if isinstance(problem, NetworkProblem):
                 # What a problem adds to rows may depend on the number of their client.
-                nobody = [tuple(column[:0] for column in own)] * number
-                parts[split] = problem.rows_from([*nobody, own], SPLITS.index(split))[number]
-        splits = {split: [own] for split, own in parts.items()}
-        alone = Clients(**splits, names=[self.file.name], **batches(experiment))
-        return alone.to(getattr(torch, experiment.run.dtype)).among(setup["names"], number)
+                nobody = [tuple(column[:0] for column in rows)] * number
+                parts[split] = problem.rows_from([*nobody, rows], SPLITS.index(split))[number]
+        splits = {split: [rows] for split, rows in parts.items()}
+        own = Clients(**splits, names=[self.file.name], **batches(experiment))
+        return own.to(getattr(torch, experiment.run.dtype)).among(setup["names"], number)
 
     def _made(
         self, run: str, setup: Table, experiment: Experiment, problem: Problem, clients: Clients
@@ -205,6 +217,7 @@ class Site:
 
     def _begin(self, run: str, setup: Setup, rows: str) -> None:
         """`rows` is their digest, which stays here."""
+        self._check_version(run, setup.about)
         folder = self._folder(run)
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder, WAIT):
@@ -227,6 +240,7 @@ class Site:
                     raise SiteError(f"site {self.file.name!r} has not begun the run {run!r}")
                 answers, about = read(file)
                 setup = Setup(about["setup"], answers)
+                self._check_version(run, setup.about)
                 experiment = self._experiment(setup.about)
                 self._check_least(setup.about)
                 found = self._split(setup.about, experiment)

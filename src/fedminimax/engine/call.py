@@ -281,7 +281,9 @@ class Sites:
         }
         content = message._replace(about=message.about | told).to_bytes()
         begun = time.perf_counter()
-        replies, failures = self.transport.call(names, content, self.faults.timeout)
+        found, failures = self.transport.call(names, content, self.faults.timeout)
+        # An engine hands on whatever a site returns; what is not bytes is no message.
+        replies = {name: r if isinstance(r, bytes) else b"" for name, r in found.items()}
         self.traffic.seconds += time.perf_counter() - begun
         self.traffic.calls += 1
         self.traffic.down += len(content) * len(names)

@@ -181,9 +181,9 @@ class Worker:
         iteration = about["clock"]["iteration"]
         _, steps = federation.clock(key.round, key.phase, phase, cohort, iteration)
         draws = federation.draws(phase, cohort, iteration, int(steps.max()))
-        alone = torch.ones(1, dtype=torch.float64)
+        weight = torch.ones(1, dtype=torch.float64)
         work = Work(
-            federation.problem, phase, None, kept, leave, draws, clock, cohort, steps, alone
+            federation.problem, phase, None, kept, leave, draws, clock, cohort, steps, weight
         )
         up, left = run_client(work, 0)
         told = self._about("phase") | key._asdict()

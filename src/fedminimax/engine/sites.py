@@ -22,9 +22,9 @@ from fedminimax.engine.round import Federation, at_the_server, meet
 from fedminimax.engine.store import Store
 from fedminimax.engine.trainer import Plan, Trainer
 from fedminimax.engine.trees import form_of, leaves, rebuilt
-from fedminimax.engine.wire import DIGEST, Message, in_order, numbered, plain
+from fedminimax.engine.wire import DIGEST, Message, as_json, in_order, numbered
 from fedminimax.engine.work import Exchanged, Executor, Result, Work, stack
-from fedminimax.types import Clock, Cost, NonFiniteError
+from fedminimax.types import Batch, Clock, Cost, NonFiniteError, Problem
 
 T = TypeVar("T")
 MOST_DRAWS = 1000  # of a cohort, until enough of it are there
@@ -69,10 +69,9 @@ class Shadow:
         self._kept = found.kept
         return found.up
 
-    def answer(self, question: str, vectors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            batch = self.federation.clients.train.batch(0)
-            return self.federation.problem.answer(question, vectors, batch)
+    @property
+    def batch(self) -> Batch:
+        return self.federation.clients.train.batch(0)
 
     def _computed(self, work: Work, first: bool) -> Result:
         federation, kept = self.federation, None if first else stack([self._kept])
@@ -189,29 +188,36 @@ class SiteAsk(Asking):
     def __init__(
         self,
         sites: Sites,
-        answer: Callable[[str, tuple[Tensor, ...]], tuple[Tensor, ...]],
+        problem: Problem,
+        batch: Batch,
         clients: Clients,
         split: str,
         weights: Tensor,
         about: dict[str, Any] | None = None,
+        needed: bool = False,
     ):
-        """`answer` gives the form of a site's answer; `about` is told with each question."""
+        """The answer of `batch` has the form of a site's. `about` is told with each question;
+        `needed`: no policy can do without any site's answer."""
         there = sites.only_present(np.arange(len(sites.names))).tolist()
         sizes: dict[str, Sequence[int]] = {
             s: shards.sizes[there].tolist() for s, shards in clients.splits.items()
         }
         weights = weights[there] / weights[there].sum() if sites.roster.away else weights
         super().__init__(clients.elsewhere(sites.roster.present, sizes), split, weights)
-        self.sites, self.form = sites, answer
+        self.sites, self.problem, self.batch, self.needed = sites, problem, batch, needed
+        self.rows = dict(zip(self.names, self.shards.sizes.tolist(), strict=True))
         self.about = {"kind": "ask", "split": split, **(about or {})}
 
     def answers(self, question: str, vectors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-        expected = numbered(self.form(question, vectors))
-        replies = self.sites.exchange(
-            self.names,
-            Message({**self.about, "question": question}, numbered(vectors)),
-            expected,
-        )
+        with torch.no_grad():
+            expected = numbered(self.problem.answer(question, vectors, self.batch))
+        wrong = self.problem.checks.get(question, lambda reply, rows: None)
+
+        def check(name: str, reply: Message) -> str | None:
+            return wrong(in_order(reply.vectors), self.rows[name])
+
+        message = Message({**self.about, "question": question}, numbered(vectors))
+        replies = self.sites.exchange(self.names, message, expected, check, self.needed)
         return [in_order(replies[name].vectors) for name in self.names]
 
 
@@ -237,9 +243,9 @@ class SiteTrainer(Trainer):
             self.outcome = str(why)
 
     def ask(self, split: str) -> SiteAsk:
-        federation = self.federation
-        answer = self.shadow.answer
-        return SiteAsk(self.sites, answer, federation.clients, split, federation.weights)
+        federation, batch = self.federation, self.shadow.batch
+        common = (federation.clients, split, federation.weights)
+        return SiteAsk(self.sites, federation.problem, batch, *common)
 
     def _make_executor(self, name: str, threads: int | None, rounds: int) -> Executor:
         return Remote(self.sites, self.shadow)
@@ -275,7 +281,7 @@ class SiteTrainer(Trainer):
         self.despite_losses(super()._evaluate)
 
     def _about(self) -> dict[str, Any]:
-        return super()._about() | {"sites": plain(self.sites.roster.to_json())}
+        return super()._about() | {"sites": as_json(self.sites.roster.to_json())}
 
     def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
         super()._restore(tensors, about)

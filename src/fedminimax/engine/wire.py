@@ -63,6 +63,6 @@ def quoted(text: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in cut)
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """A table as JSON gives it back: tuples become lists."""
     return json.loads(json.dumps(value))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedminimax.problems._network_problem import NetworkProblem
-from fedminimax.types import Ask, Batch, Point, Weights
+from fedminimax.problems.questions import counts
+from fedminimax.types import AnswerCheck, Ask, Batch, Point, Weights
 
 
 class Classifier(NetworkProblem):
@@ -19,6 +21,7 @@ class Classifier(NetworkProblem):
     monitor = "accuracy"
     larger_is_better = True
     client_weights: Weights = "size"
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {"labels_outside": counts}
 
     @classmethod
     def outputs_for(cls, classes: int) -> int:

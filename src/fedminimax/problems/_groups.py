@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from fedminimax.blocks.projections import simplex
 from fedminimax.problems._classifier import Classifier, one_hot, worst
-from fedminimax.types import MOST_VARIABLES, Ask, Batch, Point
+from fedminimax.problems.questions import counts, shares
+from fedminimax.types import MOST_VARIABLES, AnswerCheck, Ask, Batch, Point
 
 MOST_GROUPS = 10_000
 
@@ -31,6 +33,12 @@ class WorstGroup(Classifier):
     """
 
     word, words = "group", "groups"  # what groups are called in measures and messages
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {
+        **Classifier.checks,
+        "group_shares": shares,
+        "group_outside": counts,
+        "group_counts": counts,
+    }
 
     def __init__(self, module: nn.Module, groups: int):
         super().__init__(module)

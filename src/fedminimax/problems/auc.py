@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedminimax.problems.binary import BinaryProblem
-from fedminimax.types import Ask, Batch, Point, Weights
+from fedminimax.problems.questions import shares
+from fedminimax.types import AnswerCheck, Ask, Batch, Point, Weights
 
 
 class AUC(BinaryProblem):
@@ -29,6 +31,7 @@ class AUC(BinaryProblem):
     """
 
     client_weights: Weights = "size"
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {**BinaryProblem.checks, "positive_share": shares}
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from fedminimax.metrics.federated_auc import answer as histogram_answer
 from fedminimax.metrics.federated_auc import federated_auc
 from fedminimax.metrics.ranking import auc, auc_interval, auprc, worst_site
 from fedminimax.problems._network_problem import NetworkProblem
-from fedminimax.types import Ask, Batch, Point
+from fedminimax.problems.questions import counts
+from fedminimax.types import AnswerCheck, Ask, Batch, Point
 
 
 class BinaryProblem(NetworkProblem):
@@ -21,6 +23,11 @@ class BinaryProblem(NetworkProblem):
 
     monitor = "auc"
     larger_is_better = True
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {
+        "histogram": counts,
+        "ranking": lambda reply, rows: _wrong_ranking(reply[0], rows),
+        "supported": lambda reply, rows: _wrong_marks(reply[0]),
+    }
 
     def __init__(self, module: nn.Module, least_per_bin: int = 0):
         """`least_per_bin`: the fewest rows that a client counts in a bin of its score histogram."""
@@ -111,6 +118,20 @@ class BinaryProblem(NetworkProblem):
             "sites_too_small": list(worst.left_out),
             "one_class_sites": [name for name, value in sites.items() if value is None],
         }
+
+
+def _wrong_ranking(reply: Tensor, rows: int) -> str | None:
+    own = float(reply[0])
+    if own != -1 and not 0 <= own <= 1:
+        return f"its AUC is {own:g}"
+    return counts((reply[1:],), rows)
+
+
+def _wrong_marks(reply: Tensor) -> str | None:
+    """A mark per edge, the one client that it is, and whether it withholds either class."""
+    if bool(((reply != 0) & (reply != 1)).any()) or reply[-3] != 1:
+        return f"its marks are from {float(reply.min()):g} to {float(reply.max()):g}"
+    return None
 
 
 def _one_per_row(outputs: Tensor) -> Tensor:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedminimax.problems._network_problem import NetworkProblem
-from fedminimax.types import Ask, Batch, Point
+from fedminimax.problems.questions import shares
+from fedminimax.types import AnswerCheck, Ask, Batch, Point
+
+MOST_TASKS = 1_000_000  # that a site may tell of: all others then tell a share of each
 
 
 class MAML(NetworkProblem):
@@ -43,6 +47,11 @@ class MAML(NetworkProblem):
     itself; `worst` and `worst_before`, those of the client whose own query rows fare worst, after
     the same adaptation.
     """
+
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {
+        "tasks": lambda reply, rows: _wrong_tasks(float(reply[0])),
+        "shares": shares,
+    }
 
     def __init__(self, module: nn.Module, depth: int = 3, inner_lr: float = 0.01):
         """`depth` is K: there are depth - 1 inner steps."""
@@ -152,6 +161,12 @@ class MAML(NetworkProblem):
             held = [loss for loss in own if loss >= 0]
             found[f"worst{name}"] = max(held, default=math.nan)
         return found
+
+
+def _wrong_tasks(found: float) -> str | None:
+    if found != round(found) or not 1 <= found <= MOST_TASKS:
+        return f"its tasks are {found:g}, and not a whole number from 1 to {MOST_TASKS}"
+    return None
 
 
 def _check_columns(batch: Batch) -> None:

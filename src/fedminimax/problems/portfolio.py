@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from fedminimax.blocks.precision import double
-from fedminimax.types import Ask, Batch, Point, Problem
+from fedminimax.problems.questions import shares
+from fedminimax.types import AnswerCheck, Ask, Batch, Point, Problem
 
 Budget = Literal["none", "sum", "long_only"]
 
@@ -48,6 +50,9 @@ class Portfolio(Problem):
     """
 
     depth = 3
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {
+        "present": lambda reply, rows: shares(reply[1:], rows),
+    }
 
     def __init__(
         self, dimension: int, risk: float = 1.0, budget: Budget = "none", floor: float = 1e-8

@@ -1,15 +1,37 @@
-"""Questions that any problem can answer: what optimality is measured from."""
+"""Questions that any problem can answer, from which optimality is measured; checks of answers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.precision import double
 from fedminimax.problems.gradients import gradients, inner_pullback
 from fedminimax.types import Batch, Point, Problem
 
 # What a client computes for an answer, in gradient evaluations over all its rows.
 GRADIENTS = {"gradients": 1, "gradient_norms": 1, "pullback": 1}
+
+SLACK = 1 + 1e-5  # of what single precision adds up
+
+
+def counts(reply: tuple[Tensor, ...], rows: int) -> str | None:
+    """What is wrong with vectors that count rows by kind, each row at most once."""
+    for vector in map(double, reply):
+        if bool((vector < 0).any() | (vector != vector.round()).any()):
+            return f"its counts hold {float(vector.min()):g}, and not whole numbers of at least 0"
+        if float(vector.sum()) > rows * SLACK:
+            return f"its counts add up to {float(vector.sum()):g}, but it has {rows} rows"
+    return None
+
+
+def shares(reply: tuple[Tensor, ...], rows: int) -> str | None:
+    """What is wrong with vectors of numbers from 0 to 1."""
+    for vector in reply:
+        if bool(((vector < 0) | (vector > SLACK)).any()):
+            found = f"{float(vector.min()):g} to {float(vector.max()):g}"
+            return f"its shares are from {found}, and not from 0 to 1"
+    return None
 
 
 def answer(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedminimax.problems.cross_entropy import CrossEntropy
-from fedminimax.types import Ask, Batch
+from fedminimax.problems.questions import counts
+from fedminimax.types import AnswerCheck, Ask, Batch
 
 
 class RatioLoss(CrossEntropy):
@@ -22,6 +25,7 @@ class RatioLoss(CrossEntropy):
     """
 
     cap = 5000.0
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {**CrossEntropy.checks, "class_counts": counts}
 
     def __init__(
         self, module: nn.Module, base: float = 1.0, slope: float = 0.1, least_per_bin: int = 0

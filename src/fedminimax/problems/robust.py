@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedminimax.blocks.projections import ball
 from fedminimax.problems._classifier import Classifier
-from fedminimax.types import Ask, Batch, Point
+from fedminimax.problems.questions import counts
+from fedminimax.types import AnswerCheck, Ask, Batch, Point
 
 
 class Robust(Classifier):
@@ -23,6 +25,12 @@ class Robust(Classifier):
     onto the Euclidean ball after every move. Measures: accuracy on clean inputs (`accuracy`) and
     on inputs moved by the server's y (`perturbed_accuracy`).
     """
+
+    checks: ClassVar[Mapping[str, AnswerCheck]] = {
+        **Classifier.checks,
+        # Three counts of the same rows.
+        "right": lambda reply, rows: counts(tuple(reply[0]), rows),
+    }
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...], radius: float = 1.0):
         super().__init__(module)
