@@ -21,7 +21,7 @@ label = "disease"          # its name, of which the part with this site's name i
 
 [limits]
 least_per_bin = 5          # the fewest rows that this site counts in a bin of a score histogram
-least_rows = 10            # of how many rows, at the least, it tells sums of a column
+least_rows = 10            # the fewest rows of a split of which it tells anything
 rounds = 10000             # the most rounds of a run
 
 [allow]                    # what an experiment may name here beside what is built in, such as
