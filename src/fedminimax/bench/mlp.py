@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from fedminimax.bench.batched import given_by, products, vmapped, written_out
-from fedminimax.bench.by_hand import fastest
 from fedminimax.bench.measure import Call, Effort, alone, in_turn
 from fedminimax.bench.methods import BATCH, METHODS, STEPS, Method
 from fedminimax.bench.ours import CORES, Steady, labelled, mlp
@@ -50,10 +49,10 @@ def run_of(clients: int, method: Method, executor: str, threads: int = 1) -> Ste
 def against_loop(clients: int, method: Method, effort: Effort) -> Found:
     cores = threads_for(clients)
     run = run_of(clients, method, "compiled", cores)
-    way, loop = fastest(method.loop, run, mlp())
+    loop = method.loop(run, mlp())
     limit = alone(products(run, method.gradients), cores)
     times = in_turn({"ours": run, "loop": alone(loop), "limit": limit}, effort)
-    return faster(times["ours"], times["loop"], run.parts, times["limit"], way)
+    return faster(times["ours"], times["loop"], run.parts, times["limit"])
 
 
 def threads_for(clients: int) -> int:

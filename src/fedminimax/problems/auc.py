@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedminimax.problems.binary import BinaryProblem
+from fedminimax.problems.network import Parameters
 from fedminimax.problems.questions import shares
 from fedminimax.types import AnswerCheck, Ask, Batch, Point, Weights
 
@@ -89,7 +90,7 @@ class AUC(BinaryProblem):
             return (batch.mean((batch.labels > 0).to(batch.weight.dtype)),)
         return super().answer(question, vectors, batch)
 
-    def scores(self, x: Tensor, batch: Batch) -> Tensor:
+    def scores(self, x: Tensor | Parameters, batch: Batch) -> Tensor:
         raw = self.raw_scores(x, batch)
         return torch.sigmoid(raw) if self.score == "sigmoid" else raw
 
@@ -99,7 +100,7 @@ class AUC(BinaryProblem):
                 "the share of positives is not known yet: call prepare first, or give "
                 "positive_share"
             )
-        weights, own = self.parts(value)
+        weights, own = self.network.parts(value)
         p, s = self.positive_share, self.scores(weights, batch)
         a, b, alpha = own[0], own[1], y[0]
         positive = (batch.labels > 0).to(s.dtype)

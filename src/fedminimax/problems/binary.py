@@ -14,6 +14,7 @@ from fedminimax.metrics.federated_auc import answer as histogram_answer
 from fedminimax.metrics.federated_auc import federated_auc
 from fedminimax.metrics.ranking import auc, auc_interval, auprc, worst_site
 from fedminimax.problems._network_problem import NetworkProblem
+from fedminimax.problems.network import Parameters
 from fedminimax.problems.questions import counts
 from fedminimax.types import AnswerCheck, Ask, Batch, Point
 
@@ -46,9 +47,9 @@ class BinaryProblem(NetworkProblem):
             )
         return 1
 
-    def raw_scores(self, x: Tensor, batch: Batch) -> Tensor:
+    def raw_scores(self, x: Tensor | Parameters, batch: Batch) -> Tensor:
         """One number per row, before any sigmoid, with the batch's own normalisation."""
-        return _one_per_row(self.network(self.network_weights(x), batch.features, batch))
+        return _one_per_row(self.network(x, batch.features, batch))
 
     def check_labels(self, batch: Batch) -> None:
         """Labels of more than two classes would be taken for one."""

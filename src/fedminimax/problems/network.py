@@ -19,6 +19,7 @@ from torch.func import functional_call
 from fedminimax.blocks.precision import double
 from fedminimax.types import Batch, Problem
 
+Parameters = dict[str, Tensor]  # by the names that they have in a module
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _CHUNK = 2048  # rows that are normalised together where moments are estimated
@@ -120,21 +121,29 @@ class Network:
         network.precision = precision
         return network
 
-    def weights(self, vector: Tensor) -> dict[str, Tensor]:
-        parts = vector.split(self._sizes)
-        return {n: p.view(s) for n, p, s in zip(self._names, parts, self.shapes, strict=True)}
+    def parts(self, vector: Tensor) -> tuple[Parameters, Tensor]:
+        """The weights that a vector begins with, and what follows them. In one operation: each
+        further one would be a further pass over the vector when a derivative is taken."""
+        *parts, rest = vector.split((*self._sizes, vector.shape[0] - self.length))
+        found = {n: p.view(s) for n, p, s in zip(self._names, parts, self.shapes, strict=True)}
+        return found, rest
 
-    def __call__(self, vector: Tensor, rows: Tensor, batch: Batch | None = None) -> Tensor:
+    def __call__(
+        self, weights: Tensor | Parameters, rows: Tensor, batch: Batch | None = None
+    ) -> Tensor:
         """The outputs with batch statistics; `batch` tells which rows are padding."""
-        tensors = self.weights(vector) | self._buffers(vector.device)
+        if isinstance(weights, Tensor):
+            weights = self.parts(weights)[0]
+        first = weights[self._names[0]]
+        tensors = weights | self._buffers(first.device)
         if batch is not None and batch.padding.shape[0]:
             tensors |= {f"{name}.row_weight": batch.weight for name in self._norms}
         module, rows = self._own_module(), channels_last(rows)
         if self.precision is None:
             return functional_call(module, tensors, (rows,))
-        with torch.autocast(vector.device.type, self.precision, cache_enabled=False):
+        with torch.autocast(first.device.type, self.precision, cache_enabled=False):
             outputs = functional_call(module, tensors, (rows,))
-        return outputs.to(vector.dtype)
+        return outputs.to(first.dtype)
 
     def moments(self, vector: Tensor, rows: Tensor) -> Tensor:
         """E[x] and E[x^2] of what enters each batch-norm layer on these rows, layer after layer.
@@ -156,7 +165,7 @@ class Network:
         for name in self._norms:
             module.get_submodule(name).register_forward_pre_hook(collect(name))
         for chunk in rows.split(_CHUNK):
-            functional_call(module, self.weights(vector), (chunk,))
+            functional_call(module, self.parts(vector)[0], (chunk,))
         return torch.cat([found[name].reshape(-1) for name in self._norms])
 
     def module(self, vector: Tensor, moments: Tensor | None = None) -> nn.Module:
@@ -164,7 +173,7 @@ class Network:
         moments."""
         module = copy.deepcopy(self._plain).to(vector).eval()
         with torch.no_grad():
-            for name, value in self.weights(vector).items():
+            for name, value in self.parts(vector)[0].items():
                 module.get_parameter(name).copy_(value)
             if moments is not None:
                 norms: list[Any] = [module.get_submodule(name) for name in self._norms]
