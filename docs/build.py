@@ -22,17 +22,21 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedminimax.algorithms import METHODS
 from fedminimax.config import described, options_of
 from fedminimax.data import SOURCES
 from fedminimax.data.sources import look
+from fedminimax.report.papers import read_entry
 from fedminimax.report.traits import HEADINGS, cells, traits
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MADE = re.compile(r"<!-- made: (\w+)(?: ([^\n]+))? -->\n(.*?)<!-- end -->\n", re.DOTALL)
-COMMAND = re.compile(r"Made by `(fedminimax compare (experiments/\w+\.toml))`")
+COMMAND = re.compile(
+    r"^Made by `(fedminimax (?:compare (experiments/\w+\.toml)|reproduce (\w+)))`", re.MULTILINE
+)
 OVERVIEWS = ("methods_saddle", "methods_heart")  # comparisons that have a line for most methods
 DIFFERS = "*Differs from the paper*: "
 
@@ -120,15 +124,21 @@ def _posed(solved: str) -> str:
     return f"```text\n{maths}\n```" + (f"\n\n{after.strip()}" if after else "")
 
 
+def methods_of(made: re.Match[str]) -> dict[str, Any]:
+    """Those that a page's command compares, by the labels that it gives them."""
+    if made[3]:
+        return read_entry(ROOT / "experiments" / "papers" / f"{made[3]}.toml").comparison["methods"]
+    return tomllib.loads((ROOT / made[2]).read_text(encoding="utf-8"))["methods"]
+
+
 def measured(name: str) -> str:
     """Its lines in the comparisons of all methods, and the others that it appears in."""
     parts, others = [], []
     for page in sorted((ROOT / "docs" / "results").glob("*.md")):
-        made = COMMAND.match(text := page.read_text(encoding="utf-8"))
+        made = COMMAND.search(text := page.read_text(encoding="utf-8"))
         if made is None:
             continue
-        table = tomllib.loads((ROOT / made[2]).read_text(encoding="utf-8"))
-        labels = [k for k, v in table["methods"].items() if v["name"] == name]
+        labels = [k for k, v in methods_of(made).items() if v["name"] == name]
         link = f"[{page.stem}](../results/{page.name})"
         if page.stem not in OVERVIEWS:
             others += [link] if labels else []
