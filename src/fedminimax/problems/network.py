@@ -22,7 +22,7 @@ from fedminimax.types import Batch, Problem
 Parameters = dict[str, Tensor]  # by the names that they have in a module
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-_CHUNK = 2048  # rows that are normalised together where moments are estimated
+_CHUNK = 256  # rows that are normalised together where moments are estimated
 _SCORED = 128  # rows that are scored together: larger activations leave the cache
 
 
@@ -59,6 +59,26 @@ class RowNorm(nn.Module):
         if self.weight is None:
             return scaled
         return scaled * self.weight.reshape(channel) + self.bias.reshape(channel)
+
+
+class MeasuringNorm(RowNorm):
+    """Batch normalisation that keeps the sums over rows of x and x^2, per channel."""
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
+        super().__init__(norm)
+        self.sums: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        channel = (1, -1, *([1] * (x.dim() - 2)))
+        mean = double(x.reshape(*x.shape[:2], -1).mean(2)).mean(0)
+        # About the mean, because the variance would be a small difference of E[x^2] and E[x]^2;
+        # in double precision only from the sums over the positions of a row on.
+        center = mean.to(x)
+        about = (x - center.reshape(channel)).reshape(*x.shape[:2], -1)
+        variance = double(about.square_().mean(2)).mean(0) - (mean - center.to(mean)) ** 2
+        sums = len(x) * torch.stack([mean, variance + mean * mean])
+        self.sums = sums if self.sums is None else self.sums + sums
+        return F.batch_norm(x, center, variance.to(x), self.weight, self.bias, eps=self.eps)
 
 
 def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,22 +171,12 @@ class Network:
         Layers after the first see activations normalised by this client's own statistics (in
         chunks): an approximation of what they would see under the merged ones.
         """
-        module, found = copy.deepcopy(self._functional).to(vector.device), {}
-
-        def collect(name: str):
-            def hook(part: nn.Module, arguments: tuple) -> None:
-                # In double precision: the variance is a small difference of the two.
-                x = double(arguments[0])
-                weight = x.new_full((len(x),), 1.0 / len(rows))
-                found[name] = found.get(name, 0) + torch.stack(weighted_moments(x, weight))
-
-            return hook
-
-        for name in self._norms:
-            module.get_submodule(name).register_forward_pre_hook(collect(name))
+        module = pool_first(_swap_norms(copy.deepcopy(self._plain), MeasuringNorm))
+        module, weights = module.to(vector.device), self.parts(vector)[0]
         for chunk in rows.split(_CHUNK):
-            functional_call(module, self.parts(vector)[0], (chunk,))
-        return torch.cat([found[name].reshape(-1) for name in self._norms])
+            functional_call(module, weights, (channels_last(chunk),))
+        norms: list[Any] = [module.get_submodule(name) for name in self._norms]
+        return torch.cat([norm.sums.reshape(-1) for norm in norms]) / len(rows)
 
     def module(self, vector: Tensor, moments: Tensor | None = None) -> nn.Module:
         """The user's own module with these weights, in evaluation mode, with the given batch-norm
@@ -235,14 +245,18 @@ def in_precision(problem: Problem, precision: torch.dtype | None, dtype: torch.d
     return changed
 
 
-def _swap_norms(module: nn.Module, swapped: dict[nn.Module, RowNorm] | None = None) -> nn.Module:
+def _swap_norms(
+    module: nn.Module,
+    kind: type[RowNorm] = RowNorm,
+    swapped: dict[nn.Module, RowNorm] | None = None,
+) -> nn.Module:
     """The module with its batch-norm layers replaced, also where one is used twice."""
     swapped = {} if swapped is None else swapped
     if isinstance(module, _NORMS):
-        return swapped.setdefault(module, RowNorm(module))
+        return swapped.setdefault(module, kind(module))
     for name, child in module._modules.items():
         if child is not None:
-            setattr(module, name, _swap_norms(child, swapped))
+            setattr(module, name, _swap_norms(child, kind, swapped))
     return module
 
 
