@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 
+def transformed() -> bool:
+    """Is this inside vmap, or another derivative, or being traced? If not, a client is alone."""
+    stack = torch._C._functorch.peek_interpreter_stack()  # type: ignore[attr-defined]
+    return torch.compiler.is_compiling() or stack is not None
+
+
 def plus(vector: Tensor, rate: Tensor | float, direction: Tensor) -> Tensor:
     """vector + rate * direction, in one pass over them.
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedminimax.problems.auc import AUC
+from fedminimax.problems.gradients import slope
 from fedminimax.types import Ask, Batch, Point
 
 Hessian = Literal["exact", "none"]
@@ -77,10 +78,11 @@ class CompositionalAUC(AUC):
     def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
         if level != 1:
             return super().inner(level, value, batch)
-        weights, own = self.parts(value)
-        at = weights if self.hessian == "exact" else weights.detach()
-        slope = torch.func.grad(self.cross_entropy)(at, batch)
-        return torch.cat([weights - self.inner_lr * slope, own])
+        # Of the whole vector, whose last entries cross-entropy does not know, so that they stay as
+        # they are: taking it apart and together again would be two more passes over it.
+        at = value if self.hessian == "exact" else value.detach()
+        step = slope(lambda value: self.cross_entropy(value, batch), at)
+        return torch.sub(value, step, alpha=self.inner_lr)
 
     # The weights after the inner step depend on training rows, as batch-norm moments do, and so
     # travel with them.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.vectors import transformed
 from fedminimax.types import Batch, Draw, Point, Problem
 
 
@@ -33,7 +34,8 @@ def gradients(problem: Problem, point: Point, batch: Draw, dual_at: Tensor | Non
 
 
 def grad(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of a number in each of its arguments."""
+    """The gradients of a number in each of its arguments; for a client alone by plain autograd,
+    which takes less time than torch.func."""
     if transformed():
         return torch.func.grad(function, argnums=tuple(range(len(at))))(*at)
     with torch.enable_grad():
@@ -41,10 +43,14 @@ def grad(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(function(*leaves), leaves, materialize_grads=True)
 
 
-def transformed() -> bool:
-    """Is this inside vmap, or another derivative, or being traced? If not, a client is alone, and
-    plain autograd takes less time than torch.func."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
+def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """The gradient of a number, for levels that contain one: it can be differentiated again."""
+    if transformed():
+        return torch.func.grad(function)(at)
+    with torch.enable_grad():
+        again = at.requires_grad
+        leaf = at if again else at.detach().requires_grad_()
+        return torch.autograd.grad(function(leaf), leaf, create_graph=again)[0]
 
 
 def outer_gradients(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Point:

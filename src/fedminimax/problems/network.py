@@ -12,11 +12,10 @@ import threading
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedminimax.blocks.precision import double
+from fedminimax.problems.norms import MeasuringNorm, RowNorm
 from fedminimax.types import Batch, Problem
 
 Parameters = dict[str, Tensor]  # by the names that they have in a module
@@ -24,68 +23,6 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _CHUNK = 256  # rows that are normalised together where moments are estimated
 _SCORED = 128  # rows that are scored together: larger activations leave the cache
-
-
-class RowNorm(nn.Module):
-    """Batch normalisation by the batch at hand, in which padding rows have no part."""
-
-    row_weight: Tensor
-
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
-        super().__init__()
-        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
-        # Replaced in each call by the row weights of a padded batch; empty means that all rows
-        # count the same.
-        self.register_buffer("row_weight", torch.zeros(0), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        row_weight = self.row_weight
-        if row_weight.shape[0] == 0:
-            if x.numel() > x.shape[1]:
-                return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-            # One value per channel: torch refuses it, and a padded batch has variance 0 here too.
-            row_weight = x.new_ones(1)
-        if x.dtype == row_weight.dtype:
-            return self._by_rows(x, row_weight)
-        # Of a pass in another precision the statistics are taken in that of the weights.
-        with torch.autocast(x.device.type, enabled=False):
-            return self._by_rows(x.to(row_weight.dtype), row_weight).to(x.dtype)
-
-    def _by_rows(self, x: Tensor, row_weight: Tensor) -> Tensor:
-        channel = (1, -1, *([1] * (x.dim() - 2)))
-        mean = weighted_moments(x, row_weight)[0]
-        variance = weighted_moments(x - mean.reshape(channel), row_weight)[1]
-        scaled = (x - mean.reshape(channel)) * torch.rsqrt(variance + self.eps).reshape(channel)
-        if self.weight is None:
-            return scaled
-        return scaled * self.weight.reshape(channel) + self.bias.reshape(channel)
-
-
-class MeasuringNorm(RowNorm):
-    """Batch normalisation that keeps the sums over rows of x and x^2, per channel."""
-
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
-        super().__init__(norm)
-        self.sums: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        channel = (1, -1, *([1] * (x.dim() - 2)))
-        mean = double(x.reshape(*x.shape[:2], -1).mean(2)).mean(0)
-        # About the mean, because the variance would be a small difference of E[x^2] and E[x]^2;
-        # in double precision only from the sums over the positions of a row on.
-        center = mean.to(x)
-        about = (x - center.reshape(channel)).reshape(*x.shape[:2], -1)
-        variance = double(about.square_().mean(2)).mean(0) - (mean - center.to(mean)) ** 2
-        sums = len(x) * torch.stack([mean, variance + mean * mean])
-        self.sums = sums if self.sums is None else self.sums + sums
-        return F.batch_norm(x, center, variance.to(x), self.weight, self.bias, eps=self.eps)
-
-
-def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """E[x] and E[x^2] per channel, over rows by weight and over positions evenly."""
-    flat = x.flatten(2).mean(2) if x.dim() > 2 else x
-    squares = (x * x).flatten(2).mean(2) if x.dim() > 2 else x * x
-    return torch.tensordot(weight, flat, dims=1), torch.tensordot(weight, squares, dims=1)
 
 
 def weights_of(module: nn.Module) -> Tensor:

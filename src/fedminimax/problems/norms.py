@@ -1,0 +1,147 @@
+"""Batch normalisation by the batch at hand: with padding rows, with moments that are kept, and
+with derivatives of derivatives that take little more than a gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedminimax.blocks.precision import double
+from fedminimax.blocks.vectors import transformed
+
+
+class RowNorm(nn.Module):
+    """Batch normalisation by the batch at hand, in which padding rows have no part."""
+
+    row_weight: Tensor
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        # Replaced in each call by the row weights of a padded batch; empty means that all rows
+        # count the same.
+        self.register_buffer("row_weight", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        row_weight = self.row_weight
+        if row_weight.shape[0] == 0:
+            if x.numel() > x.shape[1]:
+                return normalised(x, self.weight, self.bias, self.eps)
+            # One value per channel: torch refuses it, and a padded batch has variance 0 here too.
+            row_weight = x.new_ones(1)
+        if x.dtype == row_weight.dtype:
+            return self._by_rows(x, row_weight)
+        # Of a pass in another precision the statistics are taken in that of the weights.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._by_rows(x.to(row_weight.dtype), row_weight).to(x.dtype)
+
+    def _by_rows(self, x: Tensor, row_weight: Tensor) -> Tensor:
+        channel = (1, -1, *([1] * (x.dim() - 2)))
+        mean = weighted_moments(x, row_weight)[0]
+        variance = weighted_moments(x - mean.reshape(channel), row_weight)[1]
+        scaled = (x - mean.reshape(channel)) * torch.rsqrt(variance + self.eps).reshape(channel)
+        if self.weight is None:
+            return scaled
+        return scaled * self.weight.reshape(channel) + self.bias.reshape(channel)
+
+
+class MeasuringNorm(RowNorm):
+    """Batch normalisation that keeps the sums over rows of x and x^2, per channel."""
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
+        super().__init__(norm)
+        self.sums: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        channel = (1, -1, *([1] * (x.dim() - 2)))
+        mean = double(x.reshape(*x.shape[:2], -1).mean(2)).mean(0)
+        # About the mean, because the variance would be a small difference of E[x^2] and E[x]^2;
+        # in double precision only from the sums over the positions of a row on.
+        center = mean.to(x)
+        about = (x - center.reshape(channel)).reshape(*x.shape[:2], -1)
+        variance = double(about.square_().mean(2)).mean(0) - (mean - center.to(mean)) ** 2
+        sums = len(x) * torch.stack([mean, variance + mean * mean])
+        self.sums = sums if self.sums is None else self.sums + sums
+        return F.batch_norm(x, center, variance.to(x), self.weight, self.bias, eps=self.eps)
+
+
+def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """E[x] and E[x^2] per channel, over rows by weight and over positions evenly."""
+    flat = x.flatten(2).mean(2) if x.dim() > 2 else x
+    squares = (x * x).flatten(2).mean(2) if x.dim() > 2 else x * x
+    return torch.tensordot(weight, flat, dims=1), torch.tensordot(weight, squares, dims=1)
+
+
+def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Each channel with mean 0 and variance 1 over the batch, times its weight, plus its bias."""
+    alone = x.device.type == "cpu" and not transformed()
+    if alone and weight is not None and weight.dtype == x.dtype:
+        return _Normalised.apply(x, weight, bias, eps)  # type: ignore[return-value]
+    return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+
+
+class _Normalised(torch.autograd.Function):
+    """torch's own values and gradients; only what is differentiated twice differs (`_Slopes`)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        values, mean, scale = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.eps = eps
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return *_Slopes.apply(*grads, *ctx.saved_tensors, ctx.eps), None  # type: ignore[misc]
+
+
+class _Slopes(torch.autograd.Function):
+    """The gradients of batch normalisation in x, weight and bias, as a function of the gradient g
+    in its values, of x and of the weight.
+
+    With z = (x - mean) * scale, means over the batch < >, and s = weight * scale, they are
+
+        s (g - <g> - z <g z>),    n <g z>,    n <g>.
+
+    Times (a, c, d), these are n s S + c n <g z> + d n <g>, where S = <a g> - <a> <g> - <a z> <g z>,
+    and its derivatives in g, x and the weight are what `backward` returns. torch takes some thirty
+    passes over x for them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, eps: float
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(g, x, weight, mean, scale)
+        return torch.ops.aten.native_batch_norm_backward(
+            g, x, weight, None, None, mean, scale, True, eps, [True, True, True]
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():  # as it is for create_graph: mean and scale depend on x
+            raise RuntimeError(
+                "a third derivative of batch normalisation is asked for, which autograd has not: "
+                "use torch.func, or group normalisation"
+            )
+        g, x, weight, mean, scale = ctx.saved_tensors
+        shape = x.movedim(1, -1).shape
+        a, g, x = (v.movedim(1, -1).reshape(-1, shape[-1]) for v in (grads[0], g, x))
+        c, d = grads[1:]
+        each = x.new_full((len(x),), 1 / len(x))
+        s, z = weight * scale, (x - mean).mul_(scale)
+        mean_a, mean_g, mean_ag = each @ a, each @ g, each @ (a * g)
+        mean_az, mean_gz = each @ (a * z), each @ (g * z)
+        rest = mean_ag - mean_a * mean_g - mean_az * mean_gz  # S
+        in_z = c - s * mean_az
+        in_g = (a * s).addcmul_(z, in_z).add_(d - s * mean_a)
+        # z depends on x directly, by its mean and by its scale; s by its scale.
+        mean_u = in_z * mean_g - s * mean_a * mean_gz
+        mean_uz = (in_z - s * mean_az) * mean_gz
+        in_x = (a * (-scale * s * mean_gz)).addcmul_(g, scale * in_z).sub_(scale * mean_u)
+        in_x.addcmul_(z, -scale * (mean_uz + s * rest))
+        in_g, in_x = (v.reshape(shape).movedim(-1, 1) for v in (in_g, in_x))
+        return in_g, in_x, len(x) * scale * rest, None, None, None
