@@ -55,7 +55,7 @@ primal_lr = 0.05
 dual_lr = 0.05
 [methods.corrected]
 name = "codasca"
-lr = 0.05
+lr = {kind = "constant", value = 0.05}
 stage_rounds = 100
 proximal = 0.0
 local_steps = 8
@@ -521,3 +521,52 @@ def test_a_real_entry_runs_at_the_quick_budget(name, tmp_path, capsys, monkeypat
     assert code == 0
     assert f"{name}: ran to its end" in text
     assert (tmp_path / f"{name}_quick.md").exists()
+
+
+def test_finished_runs_are_recorded_and_not_run_again_elsewhere(papers, monkeypatch):
+    command = ["reproduce", "saddle", "-o", "docs"]
+    assert cli.main([*command, "--folder", "here"]) == 0
+    page = Path("docs/saddle.md").read_text()
+    kept = sorted(Path("docs/records/saddle/full").iterdir())
+    assert [path.name for path in kept] == [
+        f"{label}_seed={seed}.jsonl" for label in ("corrected", "plain") for seed in (0, 1)
+    ]
+    monkeypatch.setattr(comparison, "run_experiment", None)  # to call it would fail
+    assert cli.main([*command, "--folder", "there"]) == 0
+    assert not Path("there").exists()
+    assert Path("docs/saddle.md").read_text() == page
+    assert cli.main([*command, "--folder", "there", "--done"]) == 0
+    assert Path("docs/saddle.md").read_text() == page
+
+
+def test_an_interrupted_entry_goes_on_elsewhere_with_what_was_recorded(papers):
+    command = ["reproduce", "saddle", "-o", "docs"]
+    assert cli.main([*command, "--folder", "here"]) == 0
+    table = Path("docs/saddle.csv").read_text()
+    Path("docs/records/saddle/full/plain_seed=1.jsonl").unlink()
+    assert cli.main([*command, "--folder", "there"]) == 0
+    assert [path.name for path in Path("there/saddle/full").iterdir()] == ["plain_seed=1"]
+    again = Path("docs/saddle.csv").read_text()
+    cut = [[row.rpartition(",")[0] for row in text.splitlines()] for text in (again, table)]
+    assert cut[0] == cut[1]  # all but the seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda text: text.replace('"rounds": 24', '"rounds": 25', 1), "other settings"),
+        (lambda text: text.splitlines()[0], "no evaluation"),
+        (lambda text: text[:50], "damaged"),
+        (lambda text: "[1]\n[2]", "damaged"),
+    ],
+)
+def test_a_record_that_is_not_of_this_run_is_refused(papers, capsys, change, sentence):
+    command = ["reproduce", "saddle", "-o", "docs"]
+    assert cli.main([*command, "--folder", "here"]) == 0
+    record = Path("docs/records/saddle/full/plain_seed=0.jsonl")
+    record.write_text(change(record.read_text()))
+    capsys.readouterr()
+    assert cli.main([*command, "--folder", "there"]) == 1
+    out = capsys.readouterr().out
+    assert sentence in out
+    assert "plain_seed=0.jsonl" in out

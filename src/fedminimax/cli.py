@@ -240,7 +240,10 @@ def _parser() -> argparse.ArgumentParser:
         "--folder", type=Path, default=RUNS / "reproduce", help="of the runs (runs/reproduce)"
     )
     command.add_argument(
-        "-o", "--output", type=Path, help="where to write pages (default: there too)"
+        "-o",
+        "--output",
+        type=Path,
+        help="where to write pages, and records of finished runs (default: pages, there too)",
     )
     command.set_defaults(command=_reproduce)
 

@@ -23,7 +23,8 @@ own, [methods.LABEL.grid], and sections of its own, such as
 start = "OTHER" it begins with the network of the other method's run on the same seed; what that
 cost is not counted again.
 
-Every run has a folder, so an interrupted comparison goes on where it stopped.
+Every run has a folder, so an interrupted comparison goes on where it stopped. Where records are
+kept (report/records.py), a run that has one is not run again on another machine.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ from fedminimax.config import (
     read_toml,
     suggest,
 )
+from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.simulate import Run
 from fedminimax.engine.trainer import succeeded
 from fedminimax.experiment import experiment_of, load, resume, run_experiment, settled
+from fedminimax.report import records
 
 Change = tuple[tuple[str, Any], ...]  # such as (("method.lr", 0.1),)
 Spending = Literal["gradients", "rounds", "bytes"]
@@ -317,18 +321,29 @@ def compare(
 
 
 def compared(
-    comparison: Comparison, folder: Path, workers: int = 1, begin: bool = True
+    comparison: Comparison,
+    folder: Path,
+    workers: int = 1,
+    begin: bool = True,
+    kept: Path | None = None,
 ) -> list[Line]:
-    """The lines of the table; without `begin`, of those runs that are finished."""
+    """The lines of the table; without `begin`, of those runs that are finished. `kept` is the
+    folder of the records."""
     pairs = [(v, label) for v in comparison.variations() for label in comparison.methods]
     plan = comparison.plan
 
+    def done(job: Job) -> bool:
+        return (folder / _name(job) / FINAL).exists() or _recorded(job, kept)
+
     def played(jobs: list[Job]) -> dict[Job, tuple]:
         if not begin:
-            jobs = [job for job in jobs if (folder / _name(job) / FINAL).exists()]
-        elif first := [start for job in jobs if (start := comparison.start(job)) is not None]:
-            played(list(dict.fromkeys(first)))
-        return dict(zip(jobs, _run_all(comparison, jobs, folder, workers), strict=True))
+            jobs = [job for job in jobs if done(job)]
+        else:
+            starts = [comparison.start(job) for job in jobs if not done(job)]
+            if first := [start for start in starts if start is not None]:
+                # With its vectors, which no record has.
+                _run_all(comparison, list(dict.fromkeys(first)), folder, workers, None)
+        return dict(zip(jobs, _run_all(comparison, jobs, folder, workers, kept), strict=True))
 
     # On seeds of their own: the best of several runs on a seed flatters the method there.
     tuning_seeds = range(plan.repeats, plan.repeats + plan.tuning_repeats)
@@ -430,10 +445,18 @@ def _choices(lists: dict[str, list]) -> Iterator[Change]:
         yield tuple(pairs)
 
 
-def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int) -> list:
+def _run_all(
+    comparison: Comparison, jobs: list[Job], folder: Path, workers: int, kept: Path | None
+) -> list:
     """The score, history and outcome of every job, in order; what has been done is only read."""
     tasks = [
-        (_located(comparison, job, folder), folder / _name(job), comparison.plan) for job in jobs
+        (
+            _located(comparison, job, folder),
+            folder / _name(job),
+            comparison.plan,
+            None if kept is None else kept / (_name(job) + records.SUFFIX),
+        )
+        for job in jobs
     ]
     if not tasks:
         return []
@@ -445,6 +468,10 @@ def _run_all(comparison: Comparison, jobs: list[Job], folder: Path, workers: int
         return [future.result() for future in track(futures, "running")]
 
 
+def _recorded(job: Job, kept: Path | None) -> bool:
+    return kept is not None and (kept / (_name(job) + records.SUFFIX)).exists()
+
+
 def _located(comparison: Comparison, job: Job, folder: Path) -> Experiment:
     """The experiment of a job, which may begin with the run of another in the same folder."""
     experiment, start = comparison.experiment(job), comparison.start(job)
@@ -454,20 +481,33 @@ def _located(comparison: Comparison, job: Job, folder: Path) -> Experiment:
     return replace(experiment, run=replace(experiment.run, start=place))
 
 
-def _run_one(experiment: Experiment, folder: Path, plan: Plan) -> tuple[tuple, list, str]:
-    if not (folder / "config.toml").exists():
-        run = run_experiment(experiment, folder)
-    elif experiment_of(folder).to_table() != Experiment.from_table(settled(experiment)).to_table():
-        raise ValueError(f"{folder} holds a run with other settings: delete it, or name another")
+def _run_one(
+    experiment: Experiment, folder: Path, plan: Plan, record: Path | None
+) -> tuple[tuple, list, str]:
+    here = (folder / "config.toml").exists()
+    if record is not None and record.exists() and not here:
+        *_, outcome, history = records.recall(record, experiment)
     else:
-        run = load(folder) if (folder / FINAL).exists() else resume(folder)
-    found = {name: None for record in run.history for name in measures(record[plan.split(record)])}
+        run = _run_in(experiment, folder)
+        outcome, history = run.outcome, run.history
+        if record is not None and not record.exists():
+            records.keep(record, experiment, outcome, RunFolder(folder))
+    found = {name: None for record in history for name in measures(record[plan.split(record)])}
     if plan.metric not in found:
         raise ConfigError(
             f"[compare] metric is {plan.metric!r}, which no record of {folder} has; "
             + suggest(str(plan.metric), found)
         )
-    return plan.badness(run.history, succeeded(run.outcome)), run.history, run.outcome
+    return plan.badness(history, succeeded(outcome)), history, outcome
+
+
+def _run_in(experiment: Experiment, folder: Path) -> Run:
+    """The run of a folder: begun, gone on with, or read."""
+    if not (folder / "config.toml").exists():
+        return run_experiment(experiment, folder)
+    if experiment_of(folder).to_table() != Experiment.from_table(settled(experiment)).to_table():
+        raise ValueError(f"{folder} holds a run with other settings: delete it, or name another")
+    return load(folder) if (folder / FINAL).exists() else resume(folder)
 
 
 def _name(job: Job) -> str:

@@ -1,9 +1,11 @@
 """`fedminimax reproduce`: the papers' tables and figures, run, written down and judged.
 
 The runs of an entry lie in FOLDER/ENTRY/BUDGET, one folder each; what is finished there is read,
-what was interrupted goes on. An entry's page, table (CSV) and figure (SVG, PNG) are called like it,
-with the budget behind its name if that is not the full one. claims.md and a page for each paper are
-made from the pages that are there. Quick runs show that an entry works; they judge no claim.
+what was interrupted goes on. Where pages are written to a folder of their own, so are records of
+finished runs, in records/ENTRY/BUDGET: what has one is not run again. An entry's page, table (CSV)
+and figure (SVG, PNG) are called like it, with the budget behind its name if that is not the full
+one. claims.md and a page for each paper are made from the pages that are there. Quick runs show
+that an entry works; they judge no claim.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedminimax.engine.work import ClientError
+from fedminimax.report import records
 from fedminimax.report.claims import UNREACHED, Row, Verdict, judge, rows_of, rows_of_page
 from fedminimax.report.comparison import Comparison, Job, Line, compared, shown
 from fedminimax.report.comparison_table import markdown
@@ -43,7 +46,13 @@ class Order:
     output: Path = Path("runs/reproduce")
 
     def runs(self, entry: Entry) -> Path:
-        return self.folder / (entry.about.runs or entry.name) / self.budget
+        return self.folder / self._place(entry)
+
+    def records(self, entry: Entry) -> Path | None:
+        return None if self.output == self.folder else self.output / "records" / self._place(entry)
+
+    def _place(self, entry: Entry) -> Path:
+        return Path(entry.about.runs or entry.name) / self.budget
 
     def command(self, entry: Entry) -> str:
         words = ["fedminimax reproduce", entry.name]
@@ -96,7 +105,8 @@ def reproduce(
 
 def run(entry: Entry, order: Order) -> Reproduced:
     comparison = Comparison(entry.path, table=entry.table(order.budget, order.seeds))
-    return Reproduced(comparison, compared(comparison, order.runs(entry), begin=order.begin))
+    places = {"folder": order.runs(entry), "kept": order.records(entry)}
+    return Reproduced(comparison, compared(comparison, **places, begin=order.begin))
 
 
 def shortfalls(entry: Entry, done: Reproduced, order: Order) -> Iterator[str]:
@@ -152,7 +162,7 @@ def page_name(entry: Entry, budget: BudgetName) -> str:
 
 
 def page_text(entry: Entry, done: Reproduced, order: Order, figure: str) -> str:
-    made = f"Made by `{order.command(entry)}`, {circumstances(done, order.runs(entry))}"
+    made = f"Made by `{order.command(entry)}`, {circumstances(done, entry, order)}"
     table = markdown(entry.path, *done, figure=figure, made=made)
     text = [f"# {entry.about.title}", "", table]
     if entry.about.reported:
@@ -164,13 +174,18 @@ def page_text(entry: Entry, done: Reproduced, order: Order, figure: str) -> str:
     return "\n".join(text).rstrip() + "\n"
 
 
-def circumstances(done: Reproduced, folder: Path) -> str:
+def circumstances(done: Reproduced, entry: Entry, order: Order) -> str:
     """Of which commit the runs are, how many, and how long they took."""
     plan, comparison = done.comparison.plan, done.comparison
     asked = plan.repeats * len(comparison.methods) * len(list(comparison.variations()))
     ends = [history[-1] for line in done.lines for history in line.histories]
     seconds = sum(end["seconds"] for end in ends)
-    known = (json.loads(path.read_text()) for path in folder.glob("*/environment.json"))
+    kept = order.records(entry)
+    if kept is None:
+        files = order.runs(entry).glob("*/environment.json")
+        known = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    else:
+        known = [records.read(path).environment for path in kept.glob(f"*{records.SUFFIX}")]
     commits = sorted({about["commit"] or "unknown" for about in known})
     count = f"{len(ends)} runs" if len(ends) == asked else f"{len(ends)} of {asked} runs finished"
     return f"commit {', '.join(commits)}; {count}, {_duration(seconds)} in all"
