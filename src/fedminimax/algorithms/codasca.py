@@ -95,12 +95,10 @@ class Codasca(StagewiseProximal):
         # In its first round of a stage a client has a new centre and no controls (Alg. 4).
         new = client.stage != clock.stage
         center = torch.where(new, down.x, client.center)
-        control = Point(
-            torch.where(new, 0.0, client.control_x), torch.where(new, 0.0, client.control_y)
-        )
-        ahead = Point(down.control_x - control.x, down.control_y - control.y)
+        own, less = (client.control_x, client.control_y), -(~new).to(down.x)
+        ahead = plus(down.control_x, less, own[0]), plus(down.control_y, less, own[1])
         none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, center, *control, clock.stage, *ahead, *none)
+        return Client(down.x, down.y, center, *own, clock.stage, *ahead, *none)
 
     def local_step(
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock

@@ -36,37 +36,31 @@ def rows() -> list[Row]:
     return found
 
 
-def run_of(clients: int, method: Method, executor: str, threads: int = 1) -> Steady:
+def run_of(clients: int, method: Method, executor: str) -> Steady:
     sizes = np.random.default_rng(0).integers(200, 400, clients).tolist()
     data = Clients(labelled(sizes, (64,), torch.float32), batch_size=BATCH)
     problem = AUC(mlp(), positive_share=0.1)
     # As many as a run plays together, which is what fits into 0.05 s.
     together = 10 if executor == "compiled" and clients <= 100 else 1
-    common = (problem, method.algorithm, data, executor, threads)
+    common = (problem, method.algorithm, data, executor)
     return Steady(*common, first="vectorised", rounds=together)
 
 
 def against_loop(clients: int, method: Method, effort: Effort) -> Found:
-    cores = threads_for(clients)
-    run = run_of(clients, method, "compiled", cores)
+    run = run_of(clients, method, "compiled")
     loop = method.loop(run, mlp())
-    limit = alone(products(run, method.gradients), cores)
+    limit = alone(products(run, method.gradients), CORES)
     times = in_turn({"ours": run, "loop": alone(loop), "limit": limit}, effort)
     return faster(times["ours"], times["loop"], run.parts, times["limit"])
 
 
-def threads_for(clients: int) -> int:
-    """Cores for the operations of a round: what "auto" would try and find."""
-    return CORES if clients >= 1_000 else 1
-
-
 def compiled_by_hand(effort: Effort) -> Found:
     run = run_of(100, SGDA, "compiled")
-    return best_possible(run, torch_compiled(run), effort)
+    return best_possible(run, torch_compiled(run), CORES, effort)
 
 
-def best_possible(run: Steady, by_hand: Call, effort: Effort) -> Found:
-    times = in_turn({"ours": run, "other": alone(by_hand)}, effort)
+def best_possible(run: Steady, by_hand: Call, cores: int, effort: Effort) -> Found:
+    times = in_turn({"ours": run, "other": alone(by_hand, cores)}, effort)
     return faster(times["ours"], times["other"], run.parts, times["other"])
 
 
@@ -81,7 +75,7 @@ def torch_compiled(run: Steady) -> Call:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own
         try:
-            alone(by_hand)()
+            alone(by_hand, CORES)()
         except Exception as error:
             raise CannotMeasureError(f"not compiled by hand: {sentence(error)}") from error
     return by_hand
@@ -90,4 +84,4 @@ def torch_compiled(run: Steady) -> Call:
 def vectorised_by_hand(effort: Effort) -> Found:
     run = run_of(100, SGDA, "vectorised")
     given = given_by(run)
-    return best_possible(run, lambda: vmapped(given), effort)
+    return best_possible(run, lambda: vmapped(given), 1, effort)

@@ -43,7 +43,7 @@ def make(
     if name == "compiled":
         lack = missing_compiler()
         if lack is None:
-            return Compiled(threads)
+            return Compiled(threads or cores)
         warnings.warn(lack, stacklevel=2)
         return Vectorised(threads)
     raise ValueError(f"executor is {name!r}; give one of {', '.join(NAMES)}")
@@ -112,7 +112,8 @@ class Auto(Executor):
         if lack is not None:
             warnings.warn(lack, stacklevel=2)
             return plain
-        compiled = Compiled(threads)
+        # Machine code shares out only loops that are long enough for it.
+        compiled = Compiled(self._cores)
         try:
             operations = compiled.operations(work)
         except ClientError:
