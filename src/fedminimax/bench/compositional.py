@@ -19,6 +19,7 @@ from fedminimax.bench.table import Found, Row, at_least, faster, milliseconds
 from fedminimax.data.clients import Clients
 from fedminimax.problems.compositional_auc import CompositionalAUC
 from fedminimax.problems.gradients import outer_gradients
+from fedminimax.problems.norms import differentiated_twice
 from fedminimax.types import batch_of
 
 CLIENTS = 4
@@ -42,7 +43,9 @@ def against_parts(effort: Effort) -> Found:
     weights = problem.network_weights(point.x)
 
     def by_autograd(leaf: Tensor) -> Tensor:
-        return torch.autograd.grad(problem.cross_entropy(leaf, batch), leaf, create_graph=True)[0]
+        with differentiated_twice():
+            loss = problem.cross_entropy(leaf, batch)
+        return torch.autograd.grad(loss, leaf, create_graph=True)[0]
 
     def by_func(leaf: Tensor) -> Tensor:
         return torch.func.grad(problem.cross_entropy)(leaf, batch)

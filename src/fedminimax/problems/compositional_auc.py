@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.gradients import slope
+from fedminimax.problems.norms import differentiated_twice
 from fedminimax.types import Ask, Batch, Point
 
 Hessian = Literal["exact", "none"]
@@ -81,7 +82,8 @@ class CompositionalAUC(AUC):
         # Of the whole vector, whose last entries cross-entropy does not know, so that they stay as
         # they are: taking it apart and together again would be two more passes over it.
         at = value if self.hessian == "exact" else value.detach()
-        step = slope(lambda value: self.cross_entropy(value, batch), at)
+        with differentiated_twice():
+            step = slope(lambda value: self.cross_entropy(value, batch), at)
         return torch.sub(value, step, alpha=self.inner_lr)
 
     # The weights after the inner step depend on training rows, as batch-norm moments do, and so

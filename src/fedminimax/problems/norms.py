@@ -3,6 +3,9 @@ with derivatives of derivatives that take little more than a gradient."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,10 +78,24 @@ def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensordot(weight, flat, dims=1), torch.tensordot(weight, squares, dims=1)
 
 
+_here = threading.local()
+
+
+@contextmanager
+def differentiated_twice() -> Iterator[None]:
+    """For passes whose derivative will be differentiated again: batch normalisation then takes it
+    in fewer passes. Others do not pay for the calls of Python code in between."""
+    before, _here.twice = getattr(_here, "twice", False), True
+    try:
+        yield
+    finally:
+        _here.twice = before
+
+
 def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Each channel with mean 0 and variance 1 over the batch, times its weight, plus its bias."""
-    alone = x.device.type == "cpu" and not transformed()
-    if alone and weight is not None and weight.dtype == x.dtype:
+    asked = getattr(_here, "twice", False) and x.device.type == "cpu" and not transformed()
+    if asked and weight is not None and weight.dtype == x.dtype:
         return _Normalised.apply(x, weight, bias, eps)  # type: ignore[return-value]
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
 
