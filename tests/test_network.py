@@ -456,3 +456,30 @@ def test_a_third_derivative_of_normalisation_is_refused():
     (once,) = torch.autograd.grad(values.sin().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="third derivative"):
         torch.autograd.grad(once.sin().sum(), x, create_graph=True)
+
+
+def test_a_norm_without_bias_can_be_differentiated_twice():
+    x, weight = torch.randn(5, 2, dtype=D, requires_grad=True), torch.randn(2, dtype=D)
+    with differentiated_twice():
+        values = normalised(x, weight, None, 1e-5)
+    (once,) = torch.autograd.grad(values.sin().sum(), x, create_graph=True)
+    assert torch.autograd.grad(once.sin().sum(), x)[0].shape == x.shape
+
+
+def test_moments_of_a_layer_that_is_used_twice_or_never():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.never = nn.BatchNorm1d(3), nn.BatchNorm1d(2)
+            self.last = nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.norm(2 + 3 * self.norm(x)))
+
+    x = torch.randn(300, 3, dtype=D) * 4 + 1
+    network = Network(Twice().to(D))
+    mean, square, never = network.moments(network.start(), x).split([3, 3, 4])
+    # The second time it sees mean 2 and variance 9 in each batch of rows.
+    torch.testing.assert_close(mean, (x.mean(0) + 2) / 2, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(square, ((x * x).mean(0) + 13) / 2, rtol=1e-5, atol=1e-5)
+    assert never.tolist() == [0, 0, 1, 1]

@@ -555,7 +555,9 @@ def test_an_interrupted_entry_goes_on_elsewhere_with_what_was_recorded(papers):
     ("change", "sentence"),
     [
         (lambda text: text.replace('"rounds": 24', '"rounds": 25', 1), "other settings"),
-        (lambda text: text.splitlines()[0], "no evaluation"),
+        (lambda text: text.replace('"proximal": 0.0', '"proxima": 0.0', 1), "other settings"),
+        (lambda text: text.splitlines()[0], "cut short"),
+        (lambda text: text.rstrip().rpartition("\n")[0], "cut short"),
         (lambda text: text[:50], "damaged"),
         (lambda text: "[1]\n[2]", "damaged"),
     ],
@@ -563,10 +565,81 @@ def test_an_interrupted_entry_goes_on_elsewhere_with_what_was_recorded(papers):
 def test_a_record_that_is_not_of_this_run_is_refused(papers, capsys, change, sentence):
     command = ["reproduce", "saddle", "-o", "docs"]
     assert cli.main([*command, "--folder", "here"]) == 0
-    record = Path("docs/records/saddle/full/plain_seed=0.jsonl")
+    record = Path("docs/records/saddle/full/corrected_seed=0.jsonl")
     record.write_text(change(record.read_text()))
     capsys.readouterr()
     assert cli.main([*command, "--folder", "there"]) == 1
     out = capsys.readouterr().out
     assert sentence in out
-    assert "plain_seed=0.jsonl" in out
+    assert "corrected_seed=0.jsonl" in out
+
+
+def test_a_record_is_good_without_options_that_came_later(papers):
+    command = ["reproduce", "saddle", "-o", "docs", "--folder"]
+    assert cli.main([*command, "here"]) == 0
+    record = Path("docs/records/saddle/full/corrected_seed=0.jsonl")
+    shorter = record.read_text().replace('"allow_partial": false, ', "", 1)
+    assert shorter != record.read_text()
+    record.write_text(shorter)
+    assert cli.main([*command, "there"]) == 0
+    assert not Path("there").exists()
+
+
+def test_a_record_goes_before_an_unfinished_run(papers, monkeypatch):
+    command = ["reproduce", "saddle", "-o", "docs", "--folder"]
+    assert cli.main([*command, "here"]) == 0
+    Path("here/saddle/full/plain_seed=0/final.safetensors").unlink()
+    monkeypatch.setattr(comparison, "resume", None)
+    assert cli.main([*command, "here", "--done"]) == 0
+    assert cli.main([*command, "here"]) == 0
+
+
+def test_quick_runs_leave_no_record(papers):
+    assert cli.main(["reproduce", "saddle", "--budget", "quick", "-o", "docs"]) == 0
+    assert not Path("docs/records").exists()
+
+
+CHAIN = """
+[data]
+name = "heart"
+[model]
+name = "mlp"
+hidden = [2]
+[problem]
+name = "auc"
+[run]
+rounds = 1
+executor = "debug"
+[methods.first]
+name = "local_sgda"
+[methods.second]
+name = "local_sgda"
+start = "first"
+[methods.third]
+name = "local_sgda"
+start = "second"
+"""
+
+
+def test_runs_that_begin_with_recorded_runs_have_these_made_again(tmp_path):
+    path, kept = tmp_path / "chain.toml", tmp_path / "kept"
+    path.write_text(CHAIN)
+    lines = compared(Comparison(path), tmp_path / "here", kept=kept)
+    assert sorted(f.stem for f in kept.iterdir()) == [
+        f"{label}_seed=0" for label in ("first", "second", "third")
+    ]
+    text = (kept / "third_seed=0.jsonl").read_text()
+    assert str(tmp_path) not in text
+    again = compared(Comparison(path), tmp_path / "there", kept=kept)
+    assert not (tmp_path / "there").exists()
+    (kept / "third_seed=0.jsonl").unlink()
+    anew = compared(Comparison(path), tmp_path / "there", kept=kept)
+    assert len(list((tmp_path / "there").iterdir())) == 3
+
+    def losses(lines):
+        return [line.histories[0][-1]["test"]["loss"] for line in lines]
+
+    assert losses(again) == losses(anew) == losses(lines)
+    path.write_text(CHAIN.replace("[methods.first]", "[methods.first]\nprimal_lr = 0.3"))
+    with pytest.raises(ValueError, match="other settings"):  # another beginning is another run
+        compared(Comparison(path), tmp_path / "elsewhere", kept=kept)

@@ -8,6 +8,7 @@ weights it is given.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedminimax.types import Batch, Problem
 Parameters = dict[str, Tensor]  # by the names that they have in a module
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-_CHUNK = 256  # rows that are normalised together where moments are estimated
+_CHUNK = 256  # rows, at most, that are normalised together where moments are estimated
 _SCORED = 128  # rows that are scored together: larger activations leave the cache
 
 
@@ -110,10 +111,10 @@ class Network:
         """
         module = pool_first(_swap_norms(copy.deepcopy(self._plain), MeasuringNorm))
         module, weights = module.to(vector.device), self.parts(vector)[0]
-        for chunk in rows.split(_CHUNK):
+        for chunk in rows.tensor_split(math.ceil(len(rows) / _CHUNK)):
             functional_call(module, weights, (channels_last(chunk),))
         norms: list[Any] = [module.get_submodule(name) for name in self._norms]
-        return torch.cat([norm.sums.reshape(-1) for norm in norms]) / len(rows)
+        return torch.cat([norm.moments.reshape(-1) for norm in norms])
 
     def module(self, vector: Tensor, moments: Tensor | None = None) -> nn.Module:
         """The user's own module with these weights, in evaluation mode, with the given batch-norm

@@ -46,17 +46,22 @@ class RowNorm(nn.Module):
         mean = weighted_moments(x, row_weight)[0]
         variance = weighted_moments(x - mean.reshape(channel), row_weight)[1]
         scaled = (x - mean.reshape(channel)) * torch.rsqrt(variance + self.eps).reshape(channel)
-        if self.weight is None:
-            return scaled
-        return scaled * self.weight.reshape(channel) + self.bias.reshape(channel)
+        if self.weight is not None:
+            scaled = scaled * self.weight.reshape(channel)
+        return scaled if self.bias is None else scaled + self.bias.reshape(channel)
 
 
 class MeasuringNorm(RowNorm):
-    """Batch normalisation that keeps the sums over rows of x and x^2, per channel."""
+    """Batch normalisation that sums x and x^2 over rows, per channel."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
         super().__init__(norm)
-        self.sums: Tensor | None = None
+        self.rows, self.sums = 0, torch.zeros(2, norm.num_features, dtype=torch.float64)
+
+    @property
+    def moments(self) -> Tensor:
+        """E[x] and E[x^2]; those of a layer that the network never uses change nothing."""
+        return self.sums / self.rows if self.rows else self.sums + torch.tensor([[0.0], [1.0]])
 
     def forward(self, x: Tensor) -> Tensor:
         channel = (1, -1, *([1] * (x.dim() - 2)))
@@ -66,8 +71,9 @@ class MeasuringNorm(RowNorm):
         center = mean.to(x)
         about = (x - center.reshape(channel)).reshape(*x.shape[:2], -1)
         variance = double(about.square_().mean(2)).mean(0) - (mean - center.to(mean)) ** 2
-        sums = len(x) * torch.stack([mean, variance + mean * mean])
-        self.sums = sums if self.sums is None else self.sums + sums
+        variance = variance.clamp(min=0)
+        self.rows += len(x)
+        self.sums = self.sums.to(mean) + len(x) * torch.stack([mean, variance + mean * mean])
         return F.batch_norm(x, center, variance.to(x), self.weight, self.bias, eps=self.eps)
 
 
@@ -95,7 +101,7 @@ def differentiated_twice() -> Iterator[None]:
 def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Each channel with mean 0 and variance 1 over the batch, times its weight, plus its bias."""
     asked = getattr(_here, "twice", False) and x.device.type == "cpu" and not transformed()
-    if asked and weight is not None and weight.dtype == x.dtype:
+    if asked and weight is not None and bias is not None and weight.dtype == x.dtype:
         return _Normalised.apply(x, weight, bias, eps)  # type: ignore[return-value]
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
 
@@ -150,15 +156,14 @@ class _Slopes(torch.autograd.Function):
         c, d = grads[1:]
         each = x.new_full((len(x),), 1 / len(x))
         s, z = weight * scale, (x - mean).mul_(scale)
-        mean_a, mean_g, mean_ag = each @ a, each @ g, each @ (a * g)
-        mean_az, mean_gz = each @ (a * z), each @ (g * z)
-        rest = mean_ag - mean_a * mean_g - mean_az * mean_gz  # S
+        a = a - each @ a  # a constant has no part: the gradient in x sums to 0
+        mean_g, mean_az, mean_gz = each @ g, each @ (a * z), each @ (g * z)
+        rest = each @ (a * g) - mean_az * mean_gz  # S
         in_z = c - s * mean_az
-        in_g = (a * s).addcmul_(z, in_z).add_(d - s * mean_a)
+        in_g = (a * s).addcmul_(z, in_z).add_(d)
         # z depends on x directly, by its mean and by its scale; s by its scale.
-        mean_u = in_z * mean_g - s * mean_a * mean_gz
         mean_uz = (in_z - s * mean_az) * mean_gz
-        in_x = (a * (-scale * s * mean_gz)).addcmul_(g, scale * in_z).sub_(scale * mean_u)
+        in_x = (a * (-scale * s * mean_gz)).addcmul_(g, scale * in_z).sub_(scale * in_z * mean_g)
         in_x.addcmul_(z, -scale * (mean_uz + s * rest))
         in_g, in_x = (v.reshape(shape).movedim(-1, 1) for v in (in_g, in_x))
         return in_g, in_x, len(x) * scale * rest, None, None, None

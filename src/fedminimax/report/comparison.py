@@ -138,6 +138,7 @@ class Line(NamedTuple):
     rounds: list[float]
     histories: list[list[dict[str, Any]]]
     outcomes: Sequence[str] = ()
+    seeds: Sequence[int] = ()
 
 
 class Comparison:
@@ -336,14 +337,20 @@ def compared(
         return (folder / _name(job) / FINAL).exists() or _recorded(job, kept)
 
     def played(jobs: list[Job]) -> dict[Job, tuple]:
-        if not begin:
-            jobs = [job for job in jobs if done(job)]
+        if begin:
+            with_starts([job for job in jobs if not done(job)])
         else:
-            starts = [comparison.start(job) for job in jobs if not done(job)]
-            if first := [start for start in starts if start is not None]:
-                # With its vectors, which no record has.
-                _run_all(comparison, list(dict.fromkeys(first)), folder, workers, None)
+            jobs = [job for job in jobs if done(job)]
         return dict(zip(jobs, _run_all(comparison, jobs, folder, workers, kept), strict=True))
+
+    def with_starts(jobs: list[Job]) -> None:
+        """Plays the runs that these begin with, for their vectors, which no record has."""
+        found = (comparison.start(job) for job in jobs)
+        starts = list(dict.fromkeys(start for start in found if start is not None))
+        absent = [start for start in starts if not (folder / _name(start) / FINAL).exists()]
+        if absent:
+            with_starts(absent)
+            _run_all(comparison, absent, folder, workers, None)
 
     # On seeds of their own: the best of several runs on a seed flatters the method there.
     tuning_seeds = range(plan.repeats, plan.repeats + plan.tuning_repeats)
@@ -371,11 +378,12 @@ def compared(
     lines = []
     for varied, label in best:
         same = [job for job in results if (job.varied, job.label) == (varied, label)]
-        histories = [results[job][1] for job in same]
+        histories, seeds = [results[job][1] for job in same], [job.seed for job in same]
         rounds = [plan.reached(history) for history in histories]
         outcomes = [results[job][2] for job in same]
         if same:
-            lines.append(Line(varied, label, best[varied, label], rounds, histories, outcomes))
+            of = (varied, label, best[varied, label])
+            lines.append(Line(*of, rounds, histories, outcomes, seeds))
     return lines
 
 
@@ -455,6 +463,7 @@ def _run_all(
             folder / _name(job),
             comparison.plan,
             None if kept is None else kept / (_name(job) + records.SUFFIX),
+            _settings(comparison, job),
         )
         for job in jobs
     ]
@@ -481,17 +490,22 @@ def _located(comparison: Comparison, job: Job, folder: Path) -> Experiment:
     return replace(experiment, run=replace(experiment.run, start=place))
 
 
+def _settings(comparison: Comparison, job: Job) -> dict[str, Any]:
+    start = comparison.start(job)
+    first = None if start is None else _settings(comparison, start)
+    return records.settings_of(comparison.experiment(job), first)
+
+
 def _run_one(
-    experiment: Experiment, folder: Path, plan: Plan, record: Path | None
+    experiment: Experiment, folder: Path, plan: Plan, record: Path | None, settings: dict[str, Any]
 ) -> tuple[tuple, list, str]:
-    here = (folder / "config.toml").exists()
-    if record is not None and record.exists() and not here:
-        *_, outcome, history = records.recall(record, experiment)
+    if record is not None and record.exists():
+        *_, outcome, history = records.recall(record, settings)
     else:
         run = _run_in(experiment, folder)
         outcome, history = run.outcome, run.history
-        if record is not None and not record.exists():
-            records.keep(record, experiment, outcome, RunFolder(folder))
+        if record is not None:
+            records.keep(record, settings, outcome, RunFolder(folder))
     found = {name: None for record in history for name in measures(record[plan.split(record)])}
     if plan.metric not in found:
         raise ConfigError(

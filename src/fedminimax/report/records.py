@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedminimax.config import Experiment, write_toml
+from fedminimax.config import ConfigError, Experiment, write_toml
 from fedminimax.engine.checkpoint import write_bytes
 from fedminimax.engine.folder import RunFolder
 from fedminimax.experiment import settled
@@ -26,41 +26,56 @@ class Record(NamedTuple):
     history: list[dict[str, Any]]
 
 
-def settings_of(experiment: Experiment) -> dict[str, Any]:
-    """The settings as a run folder has them, but for the run that this one starts from: by its
-    name alone."""
+def settings_of(experiment: Experiment, start: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The settings as a run folder has them, but that the run which this one starts from stands
+    there with its settings in the place of its path."""
     table = tomllib.loads(write_toml(settled(experiment)))
-    if start := table["run"].get("start"):
-        table["run"]["start"] = Path(start).name
+    if start is not None:
+        table["run"]["start"] = start
     return table
 
 
-def keep(path: Path, experiment: Experiment, outcome: str, run: RunFolder) -> None:
+def keep(path: Path, settings: dict[str, Any], outcome: str, run: RunFolder) -> None:
     """Writes the record of a finished run."""
+    history = run.history.read_text(encoding="utf-8")
     first = {
-        "settings": settings_of(experiment),
+        "settings": settings,
         "environment": run.read_json("environment.json"),
         "outcome": outcome,
+        "evaluations": len(history.splitlines()),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(first, sort_keys=True) + "\n", run.history.read_text(encoding="utf-8")]
-    write_bytes(path, "".join(lines).encode())
+    write_bytes(path, (json.dumps(first, sort_keys=True) + "\n" + history).encode())
 
 
 def read(path: Path) -> Record:
     try:
         first, *history = map(json.loads, path.read_text(encoding="utf-8").splitlines())
         found = Record(first["settings"], first["environment"], first["outcome"], history)
+        whole = len(history) == first["evaluations"] > 0
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged, or no record of a run: delete it") from error
-    if not history:
-        raise ValueError(f"{path} has no evaluation: it was cut short; delete it")
+    if not whole:
+        raise ValueError(f"{path} was cut short: delete it")
     return found
 
 
-def recall(path: Path, experiment: Experiment) -> Record:
+def recall(path: Path, settings: dict[str, Any]) -> Record:
     """The record, of a run with exactly these settings."""
     record = read(path)
-    if record.settings != settings_of(experiment):
+    try:
+        same = _completed(record.settings) == settings
+    except ConfigError:  # an option that is no more
+        same = False
+    if not same:
         raise ValueError(f"{path} is of a run with other settings: delete it, or name another")
     return record
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """With options that are newer than the record."""
+    start = settings["run"].get("start")
+    if not isinstance(start, dict):
+        return settings_of(Experiment.from_table(settings))
+    plain = settings | {"run": settings["run"] | {"start": ""}}
+    return settings_of(Experiment.from_table(plain), _completed(start))

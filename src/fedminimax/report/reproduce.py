@@ -49,7 +49,10 @@ class Order:
         return self.folder / self._place(entry)
 
     def records(self, entry: Entry) -> Path | None:
-        return None if self.output == self.folder else self.output / "records" / self._place(entry)
+        """None where nothing is kept: a quick run shows that the code of today works."""
+        if self.budget not in JUDGING or self.output.resolve() == self.folder.resolve():
+            return None
+        return self.output / "records" / self._place(entry)
 
     def _place(self, entry: Entry) -> Path:
         return Path(entry.about.runs or entry.name) / self.budget
@@ -215,7 +218,7 @@ def csv_text(done: Reproduced) -> str:
     reached = [] if plan.target is None else ["rounds_to_target"]
     table.writerow([*keys, "method", "seed", "rounds", plan.metric, *reached, *costs])
     for line, change in zip(done.lines, changes, strict=True):
-        for seed, (history, rounds) in enumerate(zip(line.histories, line.rounds, strict=True)):
+        for seed, history, rounds in zip(line.seeds, line.histories, line.rounds, strict=True):
             last = history[-1]
             value = [] if plan.target is None else [rounds]
             cells = [*(change.get(key, "") for key in keys), line.label, seed, last["round"]]
