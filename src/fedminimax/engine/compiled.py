@@ -112,7 +112,7 @@ class Compiled(Executor):
     def __init__(self, threads: int | None = None, compiler: Compiler | None = None):
         self.threads = threads or 1
         self._compiler = compiler or inductor
-        self._eager = Vectorised()
+        self._eager = Vectorised(self.threads)
         self._graphs: dict[tuple, Graph | None] = {}  # None: what could not be compiled
         self._traced: dict[tuple, Traced] = {}
         self._last: Served | None = None

@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
 from fedminimax.engine.compiled import Compiled, missing_compiler, not_compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.device import wait_for
@@ -45,7 +43,7 @@ def make(
     if name == "compiled":
         lack = missing_compiler()
         if lack is None:
-            return Compiled(threads or compiled_for(cores))
+            return Compiled(threads)
         warnings.warn(lack, stacklevel=2)
         return Vectorised(threads)
     raise ValueError(f"executor is {name!r}; give one of {', '.join(NAMES)}")
@@ -114,7 +112,7 @@ class Auto(Executor):
         if lack is not None:
             warnings.warn(lack, stacklevel=2)
             return plain
-        compiled = Compiled(compiled_for(self._cores))
+        compiled = Compiled(threads)
         try:
             operations = compiled.operations(work)
         except ClientError:
@@ -123,12 +121,6 @@ class Auto(Executor):
             warnings.warn(not_compiled(error), stacklevel=2)
             return plain
         return compiled if worth_compiling(operations, seconds, self._rounds) else plain
-
-
-def compiled_for(cores: int) -> int:
-    """Threads of machine code, which shares out only loops that are long enough: all that this
-    process is allowed."""
-    return min(cores, torch.get_num_threads())
 
 
 def worth_compiling(operations: int, seconds: float, rounds: int) -> bool:
