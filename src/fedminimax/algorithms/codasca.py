@@ -95,10 +95,11 @@ class Codasca(StagewiseProximal):
         # In its first round of a stage a client has a new centre and no controls (Alg. 4).
         new = client.stage != clock.stage
         center = torch.where(new, down.x, client.center)
-        own, less = (client.control_x, client.control_y), -(~new).to(down.x)
-        ahead = plus(down.control_x, less, own[0]), plus(down.control_y, less, own[1])
+        control = Point(client.control_x, client.control_y)
+        less = -(~new).to(down.x)  # -1, or 0 where there are none: a pass less than `where`
+        ahead = plus(down.control_x, less, control.x), plus(down.control_y, less, control.y)
         none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, center, *own, clock.stage, *ahead, *none)
+        return Client(down.x, down.y, center, *control, clock.stage, *ahead, *none)
 
     def local_step(
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock

@@ -1,5 +1,5 @@
 """Batch normalisation by the batch at hand: with padding rows, with moments that are kept, and
-with derivatives of derivatives that take little more than a gradient."""
+with a second derivative in few passes."""
 
 from __future__ import annotations
 
