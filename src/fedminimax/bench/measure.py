@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
+from fedminimax.engine.device import threads
 
 Call = Callable[[], Any]
 LEAST = 5e-3  # seconds between two looks at the clock
@@ -88,17 +87,6 @@ def spread(values: list[float]) -> Ratio:
         return Ratio(values[0], values[0], values[0])
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return Ratio(middle, low, high)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Within it torch's operations use so many cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def alone(call: Call, cores: int = 1) -> Call:

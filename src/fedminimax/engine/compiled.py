@@ -14,8 +14,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial, reduce
 from types import FunctionType, MethodType, NoneType
@@ -29,6 +28,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedminimax.blocks.schedules import Schedule
 from fedminimax.data.batches import Source
+from fedminimax.engine.device import threads
 from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.vectorised import Span, Vectorised, spans, walk
 from fedminimax.engine.work import (
@@ -129,7 +129,7 @@ class Compiled(Executor):
         if work.clock.round.device.type != "cpu":
             return self.eager.exchange(work)  # the machine code is the host's
         state = work.kept
-        with _threads(self.threads), torch.no_grad():
+        with threads(self.threads), torch.no_grad():
             for span in spans(work.most_steps, UNROLLED):
                 inputs = Inputs.of(work, state, span)
                 # Machine code is made for rows that lie one behind the other.
@@ -162,7 +162,7 @@ class Compiled(Executor):
         rows = work.draws.source.index
         batches = rows.split(span.count) if len(rows) > 1 else (rows,) * len(clocks)
         flags: list[Tensor] = []
-        with _threads(self.threads), torch.no_grad():
+        with threads(self.threads), torch.no_grad():
             graph = self._graph(work, span, inputs, given)
             if graph is None or type(graph.form.server) is not type(work.server):
                 return None
@@ -475,16 +475,3 @@ def _numbers(algorithm: Algorithm) -> list[tuple[str, float]]:
     values = ((field.name, getattr(algorithm, field.name)) for field in fields(algorithm))
     # A method may leave out what has a rate of 0.
     return [(name, value) for name, value in values if isinstance(value, float) and value]
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from fedminimax.blocks.precision import NO_DOUBLE
@@ -37,6 +40,20 @@ def wait_for(device: torch.device) -> None:
     """Until the device has done what it was given: a clock must not stop before."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Within it an operation on the host is shared by so many threads."""
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def chance(device: torch.device) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedminimax.engine.debug import Debug
+from fedminimax.engine.device import threads
 from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.work import Executor, Result, Work, at_step, begin, finish, step
 from fedminimax.types import Clock, Draw
@@ -28,17 +29,14 @@ class Vectorised(Executor):
         self.threads = threads or 1
 
     def run(self, work: Work) -> Result:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            return self._run(work)
-        except Exception:
-            # vmap cannot say which client failed. If the clients fail alone too, the debug executor
-            # names the place.
-            Debug().run(work)
-            raise
-        finally:
-            torch.set_num_threads(before)
+        with threads(self.threads):
+            try:
+                return self._run(work)
+            except Exception:
+                # vmap cannot say which client failed. If the clients fail alone too, the debug
+                # executor names the place.
+                Debug().run(work)
+                raise
 
     def _run(self, work: Work) -> Result:
         steps, cohort = work.placed(work.steps), work.placed(work.cohort)
