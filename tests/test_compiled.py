@@ -26,6 +26,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.engine import compiled, executors
 from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
+from fedminimax.engine.inductor import missing_compiler
 from fedminimax.engine.round import play_round, play_rounds
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.threads import Threads
@@ -336,12 +337,12 @@ def test_a_machine_without_a_compiler_goes_on_with_a_sentence(monkeypatch):
         raise exc.InvalidCxxCompiler()
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
-    compiled.missing_compiler.cache_clear()
+    missing_compiler.cache_clear()
     try:
         with pytest.warns(UserWarning, match="no C\\+\\+ compiler, so rounds are not compiled"):
             assert executors.make("compiled").name == "vectorised"
     finally:
-        compiled.missing_compiler.cache_clear()
+        missing_compiler.cache_clear()
 
 
 def test_auto_compiles_what_wins_it_back():

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedminimax.bench.table import CannotMeasureError, milliseconds, sentence
 from fedminimax.data.clients import Clients
-from fedminimax.engine.compiled import missing_compiler
 from fedminimax.engine.executors import make
+from fedminimax.engine.inductor import missing_compiler
 from fedminimax.engine.profile import Profile, untimed
 from fedminimax.engine.round import Federation, State, play_rounds
 from fedminimax.engine.store import Store

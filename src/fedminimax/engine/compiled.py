@@ -16,7 +16,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, replace
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from types import FunctionType, MethodType, NoneType
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedminimax.blocks.schedules import Schedule
 from fedminimax.data.batches import Source
 from fedminimax.engine.device import threads
+from fedminimax.engine.inductor import Call, Lending, inductor
 from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.vectorised import Span, Vectorised, spans, walk
 from fedminimax.engine.work import (
@@ -45,7 +46,7 @@ from fedminimax.types import Algorithm, Clock, Phase, Problem, whole
 HOOKS = ("broadcast", "receive", "local_step", "send", "aggregate")
 MOST_KINDS = 64  # of phases, in a run
 UNROLLED = 12  # local steps in one graph: the compiler needs long for many
-Compiler = Callable[[GraphModule, list[Tensor]], Callable[[list[Tensor]], list[Tensor]]]
+Compiler = Callable[[GraphModule, list[Tensor]], Call]
 
 
 class Inputs(NamedTuple):
@@ -83,7 +84,7 @@ class Ended(NamedTuple):
 class Graph(NamedTuple):
     """A span of a phase, ready to be called."""
 
-    call: Callable[[list[Tensor]], list[Tensor]]
+    call: Call
     used: tuple[int, ...]  # the inputs that matter; each takes time to hand over
     form: Any  # what it returns is built like this
     bytes_up: int
@@ -92,8 +93,12 @@ class Graph(NamedTuple):
     serves: tuple[Phase, Problem]  # keeps alive what the key of this graph names
 
     def run(self, given: list[Tensor]) -> list[Tensor]:
+        """What is returned may be overwritten by the next run; `own` is to be called in time."""
         whole = [*given, *self.rates]
         return self.call([whole[place] for place in self.used])
+
+    def own(self, returned: list[Tensor]) -> list[Tensor]:
+        return [v.clone() for v in returned] if isinstance(self.call, Lending) else returned
 
 
 class Served(NamedTuple):
@@ -138,7 +143,9 @@ class Compiled(Executor):
                 if graph is None:
                     return self.eager.exchange(work)
                 with self.part("compiled: local steps, averaging, server step"):
-                    state = rebuilt(graph.form, graph.run(given))
+                    returned = graph.run(given)
+                    returned = graph.own(returned) if span.closes else returned
+                    state = rebuilt(graph.form, returned)
         ended: Ended = state
         assert graph is not None
         bad = None
@@ -171,13 +178,13 @@ class Compiled(Executor):
                     given[index] = own
                     given[times : times + len(clock)] = clock
                     *moved, finite = graph.run(given)
-                    flags.append(finite)
+                    flags += graph.own([finite])
                     if len(flags) == 1 and _shapes(moved) != _shapes(given[:moving]):
                         return None  # the next round is of another kind
                     given[:moving] = [v.contiguous() for v in moved]
         if not bool(torch.stack(flags).all()):
             return None
-        ended: Ended = rebuilt(graph.form, [*given[:moving], flags[-1]])
+        ended: Ended = rebuilt(graph.form, [*graph.own(given[:moving]), flags[-1]])
         down = graph.bytes_down * len(work.cohort)
         return Exchanged(ended.server, ended.kept, graph.bytes_up, down, None)
 
@@ -347,38 +354,6 @@ def compiled(module: GraphModule, given: list[Tensor], compiler: Compiler) -> Ca
     if key not in _MADE:
         _bounded(_MADE, key, compiler(module, given))
     return _MADE[key]
-
-
-def inductor(module: GraphModule, given: list[Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
-    """C++ through torch's compiler."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, on its own use of what it has deprecated
-        # Late: a second that only those pay who compile.
-        from torch._inductor import config
-        from torch._inductor.compile_fx import compile_fx_inner
-        from torch._inductor.decomposition import select_decomp_table
-
-        # What the problem holds is real, beside inputs of which only the shape counts.
-        lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
-        lowered = lower(*given)
-        # Both: the setting alone leaves what calls the machine code in Python.
-        with config.patch(cpp_wrapper=True):
-            return compile_fx_inner(lowered, given, cpp_wrapper=True)
-
-
-@cache
-def missing_compiler() -> str | None:
-    """Why nothing can be compiled on this machine, or None."""
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        return (
-            "this machine has no C++ compiler, so rounds are not compiled and the run is slower: "
-            "install g++ or clang"
-        )
-    return None
 
 
 class _NotPlainError(Exception):

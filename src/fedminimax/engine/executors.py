@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedminimax.engine.compiled import Compiled, missing_compiler, not_compiled
+from fedminimax.engine.compiled import Compiled, not_compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.device import wait_for
+from fedminimax.engine.inductor import missing_compiler
 from fedminimax.engine.memory import keep_freed_memory
 from fedminimax.engine.threads import Threads
 from fedminimax.engine.vectorised import Vectorised

@@ -1,0 +1,131 @@
+"""Machine code of a graph of operations, through torch's compiler."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Call = Callable[[list[Tensor]], list[Tensor]]
+SMALL = 1 << 14  # bytes
+_ATEN = torch.ops.aten
+COSTLY = {_ATEN.pow, _ATEN.exp, _ATEN.log, _ATEN.sqrt, _ATEN.sin, _ATEN.cos}
+
+
+def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
+    """C++ for inputs like the given ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, on its own use of what it has deprecated
+        # Late: a second that only those pay who compile.
+        from torch._inductor.decomposition import select_decomp_table
+
+        # What the problem holds is real, beside inputs of which only the shape counts.
+        lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
+        lowered = lower(*given)
+        _once(lowered.graph)
+        largest = max((value.nbytes for value in _tensors(lowered.graph).values()), default=0)
+        return _compiled_small(lowered, given) if largest <= SMALL else _compiled(lowered, given)
+
+
+def _compiled(lowered: fx.GraphModule, given: list[Tensor], on_stack: bool = False) -> Call:
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    lowered.recompile()
+    # Both: the setting alone leaves what calls the machine code in Python.
+    settings = {"cpp_wrapper": True, "aot_inductor.allow_stack_allocation": on_stack}
+    with config.patch(settings):
+        return compile_fx_inner(lowered, given, cpp_wrapper=True)  # type: ignore[return-value]
+
+
+class Lending(NamedTuple):
+    """Code that writes what it returns where its last call did."""
+
+    code: Call
+
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
+        return self.code(tensors)
+
+
+def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Call:
+    """Where all tensors are small, making them takes as long as their arithmetic: here they have
+    their places on the stack, if the compiler has code of its own for all operations."""
+    graph = lowered.graph
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    returned: list[fx.Node] = []
+    # An input that is returned may be what the last call has lent, and be overwritten; and such
+    # code ends with a signal if one piece of memory is returned twice.
+    for node in end.args[0]:
+        made = node.op == "call_function" and not getattr(node.target, "is_view", True)
+        made = made and node not in returned
+        returned.append(node if made else _inserted(graph, node, _ATEN.clone.default))
+    end.args = (returned,)
+    with _on_stack():
+        return Lending(_compiled(lowered, given, on_stack=True))
+
+
+@contextmanager
+def _on_stack() -> Iterator[None]:
+    """The setting counts only for the first graph of a process."""
+    from torch._inductor.codegen import common
+    from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
+
+    common.init_backend_registration()
+    before = common.device_codegens["cpu"]
+    common.device_codegens["cpu"] = replace(before, cpp_wrapper_codegen=CppWrapperCpuArrayRef)
+    try:
+        yield
+    finally:
+        common.device_codegens["cpu"] = before
+
+
+def _once(graph: fx.Graph) -> None:
+    """A number that takes a while, such as the rate of a schedule, is computed once: the compiler
+    would compute it again for every few numbers of each vector that it moves."""
+    sizes = {node: value.numel() for node, value in _tensors(graph).items()}
+    late: set[fx.Node] = set()
+    for node in [node for node, size in sizes.items() if size == 1]:
+        costly = getattr(node.target, "overloadpacket", None) in COSTLY
+        if not costly and not late.intersection(node.all_input_nodes):
+            continue
+        late.add(node)
+        wide = [user for user in node.users if sizes.get(user, 0) > 1]
+        if wide:
+            held = _inserted(graph, node, torch.ops._inductor_test.realize.default)
+            for user in wide:
+                user.replace_input_with(node, held)
+
+
+def _inserted(graph: fx.Graph, after: fx.Node, operation: Callable) -> fx.Node:
+    with graph.inserting_after(after):
+        node = graph.call_function(operation, (after,))
+    node.meta = dict(after.meta)
+    return node
+
+
+def _tensors(graph: fx.Graph) -> dict[fx.Node, Tensor]:
+    """What the operations return that return one tensor; of these tensors only the shape counts."""
+    found = ((node, node.meta.get("val")) for node in graph.nodes if node.op == "call_function")
+    return {node: value for node, value in found if isinstance(value, Tensor)}
+
+
+@cache
+def missing_compiler() -> str | None:
+    """Why nothing can be compiled on this machine, or None."""
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return (
+            "this machine has no C++ compiler, so rounds are not compiled and the run is slower: "
+            "install g++ or clang"
+        )
+    return None

@@ -1,0 +1,55 @@
+"""Machine code of graphs: what it returns is right however it is called."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedminimax.engine import inductor as code
+from fedminimax.engine.inductor import Lending, inductor
+
+
+def moved(x: Tensor, before: Tensor, time: Tensor) -> list[Tensor]:
+    """Returns an input in the place of another, an input as it is, views and a tensor twice."""
+    new = x - 0.5**time * (x - before).square()
+    return [new, x, time, x.expand(3, -1), new[:2], new]
+
+
+def given() -> list[Tensor]:
+    start = torch.linspace(0.0, 1.0, 5, dtype=torch.float64)
+    return [start, start.flip(0), torch.tensor(2.0, dtype=torch.float64)]
+
+
+def made(size: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(code, "SMALL", size)
+    return inductor(make_fx(moved)(*given()), given())
+
+
+@pytest.mark.parametrize("size", [0, 1 << 14])
+def test_a_call_on_what_the_last_one_returned_gives_what_the_operations_give(size, monkeypatch):
+    call = made(size, monkeypatch)
+    assert isinstance(call, Lending) == (size > 0)
+    expected, found = given(), given()
+    for _ in range(4):
+        wanted, got = moved(*expected), call(list(found))
+        torch.testing.assert_close(got, wanted)
+        expected, found = wanted[:3], got[:3]
+
+
+def test_small_graphs_return_the_memory_of_the_last_call(monkeypatch):
+    call = made(1 << 14, monkeypatch)
+    first = call(given())
+    kept = [v.clone() for v in first]
+    call([v + 1 for v in given()])
+    assert any(not torch.equal(a, b) for a, b in zip(first, kept, strict=True))
+
+
+def test_a_rate_is_computed_once_and_not_with_every_number_of_a_vector():
+    graph = make_fx(moved, tracing_mode="fake")(*given()).graph
+    code._once(graph)
+    (rate,) = (
+        node for node in graph.nodes if "pow" in str(node.target) and node.meta["val"].dim() == 0
+    )
+    (user,) = rate.users
+    assert "realize" in str(user.target)
+    assert all(next_.meta["val"].numel() == 5 for next_ in user.users)
