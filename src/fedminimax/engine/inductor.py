@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 Call = Callable[[list[Tensor]], list[Tensor]]
 SMALL = 1 << 14  # bytes
 _ATEN = torch.ops.aten
+PRODUCTS = {_ATEN.mm, _ATEN.bmm, _ATEN.addmm, _ATEN.baddbmm, _ATEN.convolution}
 COSTLY = {_ATEN.pow, _ATEN.exp, _ATEN.log, _ATEN.sqrt, _ATEN.sin, _ATEN.cos}
 
 
@@ -30,8 +31,7 @@ def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
         lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
         lowered = lower(*given)
         _once(lowered.graph)
-        largest = max((value.nbytes for value in _tensors(lowered.graph).values()), default=0)
-        return _compiled_small(lowered, given) if largest <= SMALL else _compiled(lowered, given)
+        return (_compiled_small if _is_small(lowered.graph) else _compiled)(lowered, given)
 
 
 def _compiled(lowered: fx.GraphModule, given: list[Tensor], on_stack: bool = False) -> Call:
@@ -54,9 +54,16 @@ class Lending(NamedTuple):
         return self.code(tensors)
 
 
+def _is_small(graph: fx.Graph) -> bool:
+    found = _tensors(graph)
+    products = any(_operation(node) in PRODUCTS for node in found)
+    return not products and all(value.nbytes <= SMALL for value in found.values())
+
+
 def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Call:
     """Where all tensors are small, making them takes as long as their arithmetic: here they have
-    their places on the stack, if the compiler has code of its own for all operations."""
+    their places on the stack. The compiler does that only where it has code of its own for every
+    operation, which it has not for products of matrices."""
     graph = lowered.graph
     (end,) = (node for node in graph.nodes if node.op == "output")
     returned: list[fx.Node] = []
@@ -65,7 +72,7 @@ def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Call:
     for node in end.args[0]:
         made = node.op == "call_function" and not getattr(node.target, "is_view", True)
         made = made and node not in returned
-        returned.append(node if made else _inserted(graph, node, _ATEN.clone.default))
+        returned.append(node if made else _inserted(graph, node, _ATEN.clone.default, end))
     end.args = (returned,)
     with _on_stack():
         return Lending(_compiled(lowered, given, on_stack=True))
@@ -92,22 +99,25 @@ def _once(graph: fx.Graph) -> None:
     sizes = {node: value.numel() for node, value in _tensors(graph).items()}
     late: set[fx.Node] = set()
     for node in [node for node, size in sizes.items() if size == 1]:
-        costly = getattr(node.target, "overloadpacket", None) in COSTLY
-        if not costly and not late.intersection(node.all_input_nodes):
+        if _operation(node) not in COSTLY and not late.intersection(node.all_input_nodes):
             continue
         late.add(node)
         wide = [user for user in node.users if sizes.get(user, 0) > 1]
         if wide:
-            held = _inserted(graph, node, torch.ops._inductor_test.realize.default)
+            held = _inserted(graph, node, torch.ops._inductor_test.realize.default, node.next)
             for user in wide:
                 user.replace_input_with(node, held)
 
 
-def _inserted(graph: fx.Graph, after: fx.Node, operation: Callable) -> fx.Node:
-    with graph.inserting_after(after):
-        node = graph.call_function(operation, (after,))
-    node.meta = dict(after.meta)
+def _inserted(graph: fx.Graph, of: fx.Node, operation: Callable, before: fx.Node) -> fx.Node:
+    with graph.inserting_before(before):
+        node = graph.call_function(operation, (of,))
+    node.meta = dict(of.meta)
     return node
+
+
+def _operation(node: fx.Node) -> object:
+    return getattr(node.target, "overloadpacket", None)
 
 
 def _tensors(graph: fx.Graph) -> dict[fx.Node, Tensor]:
