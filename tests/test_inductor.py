@@ -1,5 +1,8 @@
 """Machine code of graphs: what it returns is right however it is called."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,3 +56,13 @@ def test_a_rate_is_computed_once_and_not_with_every_number_of_a_vector():
     (user,) = rate.users
     assert "realize" in str(user.target)
     assert all(next_.meta["val"].numel() == 5 for next_ in user.users)
+
+
+def test_pooling_is_compiled_before_anything_else_was():
+    source = (
+        "import torch; from fedminimax.engine.inductor import inductor, make_fx\n"
+        "pool = lambda x: [torch.nn.functional.max_pool2d(x, 2)]\n"
+        "x = torch.rand(1, 1, 4, 4)\n"
+        "assert torch.equal(*inductor(make_fx(pool)(x), [x])([x]), *pool(x))"
+    )
+    subprocess.run([sys.executable, "-c", source], check=True)

@@ -25,6 +25,7 @@ def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its own use of what it has deprecated
         # Late: a second that only those pay who compile.
+        from torch._inductor import lowering  # noqa: F401, because decompositions count on it
         from torch._inductor.decomposition import select_decomp_table
 
         # What the problem holds is real, beside inputs of which only the shape counts.
