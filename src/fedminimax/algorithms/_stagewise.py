@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, Stagewise, at
 from fedminimax.blocks.stages import grown, stage_of
-from fedminimax.blocks.vectors import plus
+from fedminimax.blocks.vectors import plus, total
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
@@ -48,7 +48,8 @@ class StagewiseProximal(Algorithm):
     def proximal_gradients(self, problem: Problem, client: Any, batch: Draw, clock: Clock) -> Point:
         """The gradients of F_k + proximal / 2 |x - center|^2."""
         grad = gradients(problem, Point(client.x, client.y), batch)
-        return grad._replace(x=plus(grad.x, at(self.proximal, clock), client.x - client.center))
+        rate = at(self.proximal, clock)
+        return grad._replace(x=total(grad.x, (rate, client.x), (-rate, client.center)))
 
 
 class Client(NamedTuple):
@@ -99,7 +100,7 @@ class StageAveraged(StagewiseProximal):
     ) -> Client:
         lr = at(self.lr, clock)
         grad = self.proximal_gradients(problem, client, batch, clock)
-        x = problem.project_x(plus(client.x, -lr, grad.x))  # Alg. 2: v_{t+1}
+        x = problem.project_x(plus(client.x, -lr, grad.x, spent=True))  # Alg. 2: v_{t+1}
         y = problem.project_y(plus(client.y, lr, grad.y))  # Alg. 2: alpha_{t+1}
         sums = (client.sum_x + x, client.sum_y + y, client.count + 1)
         return Client(x, y, client.center, *sums, client.stage)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedminimax.algorithms._stagewise import StagewiseProximal
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.blocks.vectors import plus
+from fedminimax.blocks.vectors import average, plus, total
+from fedminimax.problems.gradients import gradients
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 
@@ -33,7 +34,7 @@ class Client(NamedTuple):
     stage: Tensor  # that the three belong to
     ahead_x: Tensor  # c_v - c_v^k
     ahead_y: Tensor
-    sum_x: Tensor  # of the gradients used in this round
+    sum_x: Tensor  # of the gradients used, once the round is over
     sum_y: Tensor
 
 
@@ -98,17 +99,25 @@ class Codasca(StagewiseProximal):
         control = Point(client.control_x, client.control_y)
         less = -(~new).to(down.x)  # -1, or 0 where there are none: a pass less than `where`
         ahead = plus(down.control_x, less, control.x), plus(down.control_y, less, control.y)
-        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, center, *control, clock.stage, *ahead, *none)
+        # The sums will be of g + c - c^k: this leaves those of the gradients alone in the end.
+        sums = Point(*(-clock.steps.to(part) * part for part in ahead))
+        return Client(down.x, down.y, center, *control, clock.stage, *ahead, *sums)
 
     def local_step(
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
     ) -> Client:
-        lr = at(self.lr, clock)
-        g = self.proximal_gradients(problem, client, batch, clock)
-        x = problem.project_x(plus(client.x, -lr, g.x + client.ahead_x))  # v^k_{r,t+1}
-        y = problem.project_y(plus(client.y, lr, g.y + client.ahead_y))  # alpha^k_{r,t+1}
-        return client._replace(x=x, y=y, sum_x=client.sum_x + g.x, sum_y=client.sum_y + g.y)
+        lr, g = at(self.lr, clock), self.corrected(problem, client, batch, clock)
+        sums = {"sum_x": client.sum_x + g.x, "sum_y": client.sum_y + g.y}
+        x = problem.project_x(plus(client.x, -lr, g.x, spent=True))  # v^k_{r,t+1}
+        y = problem.project_y(plus(client.y, lr, g.y, spent=True))  # alpha^k_{r,t+1}
+        return client._replace(x=x, y=y, **sums)
+
+    def corrected(self, problem: Problem, client: Client, batch: Draw, clock: Clock) -> Point:
+        """g + c - c^k."""
+        grad = gradients(problem, Point(client.x, client.y), batch)
+        rate = at(self.proximal, clock)
+        pull = (rate, client.x), (-rate, client.center)
+        return Point(total(grad.x, *pull, (1.0, client.ahead_x)), grad.y + client.ahead_y)
 
     def send(self, down: Down, client: Client, clock: Clock) -> tuple[Up, Client]:
         control = Point(client.sum_x / clock.steps, client.sum_y / clock.steps)  # eq. (7)
@@ -117,12 +126,11 @@ class Codasca(StagewiseProximal):
 
     def aggregate(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
         lr = at(self.server_lr, clock)
-        x = problem.project_x(server.x + lr * (mean.x - server.x))  # v_r
-        y = problem.project_y(server.y + lr * (mean.y - server.y))  # alpha_r
+        x = problem.project_x(average(server.x, mean.x, lr))  # v_r
+        y = problem.project_y(average(server.y, mean.y, lr))  # alpha_r
         # With all clients the share is 1, and the controls are the paper's mean.
         old, new = (server.control_x, server.control_y), (mean.control_x, mean.control_y)
-        share = clock.share
-        controls = [(1 - share) * c + share * m for c, m in zip(old, new, strict=True)]
+        controls = [average(c, m, clock.share) for c, m in zip(old, new, strict=True)]
         return Server(x, y, *controls)
 
     def end_stage(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:

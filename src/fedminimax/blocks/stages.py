@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
+
+# Every client of a cohort is asked in every round.
+remembered = lru_cache(maxsize=1024)
 
 
 class Stage(NamedTuple):
@@ -10,6 +14,7 @@ class Stage(NamedTuple):
     last_round: int  # the stage ends with this round
 
 
+@remembered
 def stage_of(round: int, stage_rounds: int, growth: float = 1.0) -> Stage:
     """The stage that a round belongs to, when stage s has stage_rounds * growth^s rounds (rounded).
 
@@ -25,6 +30,7 @@ def stage_of(round: int, stage_rounds: int, growth: float = 1.0) -> Stage:
     return Stage(number, end - 1)
 
 
+@remembered
 def grown(value: int, growth: float, stage: int) -> int:
     """value * growth^stage, rounded, at least 1."""
     return max(1, round_half_up(value * growth**stage))

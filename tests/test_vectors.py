@@ -1,0 +1,53 @@
+"""Arithmetic on vectors: what is taken for the result is what the caller has given up, no more."""
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from fedminimax.blocks.vectors import plus, total
+
+RATES = [0.5, torch.tensor(0.5)]
+
+
+def vectors(count: int) -> list[torch.Tensor]:
+    return list(torch.arange(4.0 * count).reshape(count, 4).square().unbind())
+
+
+@pytest.mark.parametrize("rate", RATES, ids=["number", "tensor"])
+def test_only_a_spent_direction_is_written_over(rate):
+    x, d = vectors(2)
+    before = x.clone(), d.clone()
+    expected = x + 0.5 * d
+    assert torch.equal(plus(x, rate, d), expected)
+    assert torch.equal(x, before[0]) and torch.equal(d, before[1])
+    found = plus(x, rate, d, spent=True)
+    assert torch.equal(found, expected) and torch.equal(x, before[0])
+    assert found.data_ptr() == d.data_ptr()
+
+
+@pytest.mark.parametrize("rate", RATES, ids=["number", "tensor"])
+def test_a_total_leaves_its_terms_as_they_were(rate):
+    a, b, c = given = vectors(3)
+    before = [v.clone() for v in given]
+    assert torch.equal(total(a, (rate, b), (-1.0, c), (rate, a)), 1.5 * a + 0.5 * b - c)
+    assert all(torch.equal(v, old) for v, old in zip(given, before, strict=True))
+
+
+def test_a_direction_of_another_shape_or_precision_is_not_taken():
+    x, d = vectors(2)
+    assert torch.equal(plus(x, 2.0, torch.ones(1), spent=True), x + 2)
+    assert torch.equal(plus(x.double(), 2.0, d, spent=True), x.double() + 2 * d)
+
+
+def test_derivatives_and_vmap_see_the_same_numbers():
+    x, d = vectors(2)
+
+    def squares(x: torch.Tensor) -> torch.Tensor:
+        return plus(x, 3.0, 2 * x, spent=True).square().sum() + total(x, (1.0, x), (1.0, x)).sum()
+
+    assert torch.equal(grad(squares)(x), 98 * x + 3)
+    leaf = x.clone().requires_grad_()
+    squares(leaf).backward()
+    assert torch.equal(leaf.grad, 98 * x + 3)  # type: ignore[arg-type]
+    rows = torch.stack([x, d])
+    assert torch.equal(vmap(lambda v: plus(v, 1.0, v + 1, spent=True))(rows), 2 * rows + 1)
