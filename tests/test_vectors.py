@@ -19,9 +19,11 @@ def test_only_a_spent_direction_is_written_over(rate):
     before = x.clone(), d.clone()
     expected = x + 0.5 * d
     assert torch.equal(plus(x, rate, d), expected)
-    assert torch.equal(x, before[0]) and torch.equal(d, before[1])
+    assert torch.equal(x, before[0])
+    assert torch.equal(d, before[1])
     found = plus(x, rate, d, spent=True)
-    assert torch.equal(found, expected) and torch.equal(x, before[0])
+    assert torch.equal(found, expected)
+    assert torch.equal(x, before[0])
     assert found.data_ptr() == d.data_ptr()
 
 
