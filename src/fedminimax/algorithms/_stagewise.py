@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, Stagewise, at
 from fedminimax.blocks.stages import grown, stage_of
-from fedminimax.blocks.vectors import plus, total
+from fedminimax.blocks.vectors import chosen, plus, total
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
@@ -84,7 +84,7 @@ class StageAveraged(StagewiseProximal):
     def receive(self, down: Point, client: Any, clock: Clock) -> Client:
         # In its first round of a stage a client has a new centre, and has summed nothing yet.
         new = client.stage != clock.stage
-        center = torch.where(new, down.x, client.center)
+        center = chosen(new, down.x, client.center)
         return Client(
             down.x,
             down.y,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedminimax.algorithms._stagewise import StagewiseProximal
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.blocks.vectors import average, plus, total
+from fedminimax.blocks.vectors import average, chosen, plus, total
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
@@ -95,7 +95,7 @@ class Codasca(StagewiseProximal):
     def receive(self, down: Down, client: Any, clock: Clock) -> Client:
         # In its first round of a stage a client has a new centre and no controls (Alg. 4).
         new = client.stage != clock.stage
-        center = torch.where(new, down.x, client.center)
+        center = chosen(new, down.x, client.center)
         control = Point(client.control_x, client.control_y)
         less = -(~new).to(down.x)  # -1, or 0 where there are none: a pass less than `where`
         ahead = plus(down.control_x, less, control.x), plus(down.control_y, less, control.y)

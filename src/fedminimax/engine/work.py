@@ -119,7 +119,9 @@ class Executor(ABC):
         with self.part("server step"):
             new = work.phase.aggregate(work.problem, work.server, average, work.clock)
         down = bytes_of(work.down) * len(work.cohort)
-        return Exchanged(new, kept, bytes_of(up), down, bad_field(average, new, kept))
+        # What is kept and also sent has a part in the average, which tells of it.
+        bad = bad_field(average, new, kept, known=up)
+        return Exchanged(new, kept, bytes_of(up), down, bad)
 
     def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
         """The phase once for each clock, in rounds that differ in nothing else but their batches,
@@ -175,9 +177,10 @@ def mean(up: Any, weights: Tensor) -> Any:
     return tree_map(average, up)
 
 
-def bad_field(*values: Any) -> str | None:
-    """The name of the first field that holds a NaN or an infinity."""
-    seen: set[int] = set()  # the server often keeps what the mean is
+def bad_field(*values: Any, known: Any = ()) -> str | None:
+    """The name of the first field that holds a NaN or an infinity; no tensor that is in `known` is
+    looked at."""
+    seen = {id(tensor) for _, tensor in leaves(known)}  # the server often keeps what the mean is
     for value in values:
         for name, tensor in leaves(value):
             if id(tensor) not in seen and not _finite(tensor):
