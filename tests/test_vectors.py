@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from fedminimax.blocks.vectors import plus, total
+from fedminimax.blocks.vectors import chosen, plus
 
 RATES = [0.5, torch.tensor(0.5)]
 
@@ -27,14 +27,6 @@ def test_only_a_spent_direction_is_written_over(rate):
     assert found.data_ptr() == d.data_ptr()
 
 
-@pytest.mark.parametrize("rate", RATES, ids=["number", "tensor"])
-def test_a_total_leaves_its_terms_as_they_were(rate):
-    a, b, c = given = vectors(3)
-    before = [v.clone() for v in given]
-    assert torch.equal(total(a, (rate, b), (-1.0, c), (rate, a)), 1.5 * a + 0.5 * b - c)
-    assert all(torch.equal(v, old) for v, old in zip(given, before, strict=True))
-
-
 def test_a_direction_of_another_shape_or_precision_is_not_taken():
     x, d = vectors(2)
     assert torch.equal(plus(x, 2.0, torch.ones(1), spent=True), x + 2)
@@ -45,11 +37,19 @@ def test_derivatives_and_vmap_see_the_same_numbers():
     x, d = vectors(2)
 
     def squares(x: torch.Tensor) -> torch.Tensor:
-        return plus(x, 3.0, 2 * x, spent=True).square().sum() + total(x, (1.0, x), (1.0, x)).sum()
+        return plus(x, 3.0, 2 * x, spent=True).square().sum()
 
-    assert torch.equal(grad(squares)(x), 98 * x + 3)
+    assert torch.equal(grad(squares)(x), 98 * x)
     leaf = x.clone().requires_grad_()
     squares(leaf).backward()
-    assert torch.equal(leaf.grad, 98 * x + 3)  # type: ignore[arg-type]
+    assert torch.equal(leaf.grad, 98 * x)  # type: ignore[arg-type]
     rows = torch.stack([x, d])
     assert torch.equal(vmap(lambda v: plus(v, 1.0, v + 1, spent=True))(rows), 2 * rows + 1)
+
+
+def test_one_condition_chooses_alone_and_under_vmap():
+    x, d = vectors(2)
+    assert chosen(torch.tensor(True), x, d) is x
+    assert chosen(torch.tensor(False), x, d) is d
+    both = vmap(lambda condition: chosen(condition, x, d))(torch.tensor([True, False]))
+    assert torch.equal(both, torch.stack([x, d]))

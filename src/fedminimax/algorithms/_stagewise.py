@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, Stagewise, at
 from fedminimax.blocks.stages import grown, stage_of
-from fedminimax.blocks.vectors import chosen, plus, total
+from fedminimax.blocks.vectors import chosen, plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
@@ -46,10 +46,10 @@ class StagewiseProximal(Algorithm):
         return round == stage_of(round, self.stage_rounds, self.stage_growth).last_round
 
     def proximal_gradients(self, problem: Problem, client: Any, batch: Draw, clock: Clock) -> Point:
-        """The gradients of F_k + proximal / 2 |x - center|^2."""
+        """The gradients of F_k + proximal / 2 |x - center|^2; x's is a new vector."""
         grad = gradients(problem, Point(client.x, client.y), batch)
-        rate = at(self.proximal, clock)
-        return grad._replace(x=total(grad.x, (rate, client.x), (-rate, client.center)))
+        rate, away = at(self.proximal, clock), client.x - client.center
+        return grad._replace(x=plus(grad.x, rate, away, spent=True))
 
 
 class Client(NamedTuple):

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedminimax.algorithms._stagewise import StagewiseProximal
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.blocks.vectors import average, chosen, plus, total
-from fedminimax.problems.gradients import gradients
+from fedminimax.blocks.vectors import average, chosen, plus
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 
@@ -107,6 +106,7 @@ class Codasca(StagewiseProximal):
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         lr, g = at(self.lr, clock), self.corrected(problem, client, batch, clock)
+        # Before g is written over.
         sums = {"sum_x": client.sum_x + g.x, "sum_y": client.sum_y + g.y}
         x = problem.project_x(plus(client.x, -lr, g.x, spent=True))  # v^k_{r,t+1}
         y = problem.project_y(plus(client.y, lr, g.y, spent=True))  # alpha^k_{r,t+1}
@@ -114,10 +114,8 @@ class Codasca(StagewiseProximal):
 
     def corrected(self, problem: Problem, client: Client, batch: Draw, clock: Clock) -> Point:
         """g + c - c^k."""
-        grad = gradients(problem, Point(client.x, client.y), batch)
-        rate = at(self.proximal, clock)
-        pull = (rate, client.x), (-rate, client.center)
-        return Point(total(grad.x, *pull, (1.0, client.ahead_x)), grad.y + client.ahead_y)
+        g = self.proximal_gradients(problem, client, batch, clock)
+        return Point(plus(client.ahead_x, 1.0, g.x, spent=True), g.y + client.ahead_y)
 
     def send(self, down: Down, client: Client, clock: Clock) -> tuple[Up, Client]:
         control = Point(client.sum_x / clock.steps, client.sum_y / clock.steps)  # eq. (7)

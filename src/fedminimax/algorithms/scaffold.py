@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.blocks.vectors import plus, total
+from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
@@ -140,7 +140,7 @@ class Scaffold(Algorithm):
     def corrected(
         self, problem: Problem, down: Any, client: Client, grad: Tensor, clock: Clock
     ) -> Client:
-        direction = total(grad, (-1.0, client.control), (1.0, down.control))
+        direction = plus(grad, 1.0, down.control - client.control, spent=True)
         x = plus(client.x, -at(self.lr, clock), direction, spent=True)  # line 10
         return client._replace(x=problem.project_x(x))
 

@@ -19,31 +19,13 @@ def plus(vector: Tensor, rate: Tensor | float, direction: Tensor, spent: bool = 
     >>> plus(torch.tensor([1.0, 2.0]), -0.5, torch.tensor([4.0, 2.0]))
     tensor([-1.,  1.])
     """
-    taken = direction if spent and _plain(vector, direction) else None
+    taken = direction if spent and _unwatched(vector, direction) else None
     if isinstance(rate, Tensor):
         return torch.addcmul(vector, rate.to(direction), direction, out=taken)
     return torch.add(vector, direction, alpha=rate, out=taken)
 
 
-def total(vector: Tensor, *terms: tuple[Tensor | float, Tensor]) -> Tensor:
-    """vector + rate * direction + ..., in one new vector.
-
-    >>> one = torch.ones(2)
-    >>> total(one, (0.5, one), (-2.0, one))
-    tensor([-0.5000, -0.5000])
-    """
-    for number, (rate, direction) in enumerate(terms):
-        made = number > 0 and _plain(vector, direction)
-        if not made:
-            vector = plus(vector, rate, direction)
-        elif isinstance(rate, Tensor):
-            vector.addcmul_(rate.to(direction), direction)
-        else:
-            vector.add_(direction, alpha=rate)
-    return vector
-
-
-def _plain(vector: Tensor, direction: Tensor) -> bool:
+def _unwatched(vector: Tensor, direction: Tensor) -> bool:
     """Is nobody watching, so that what is written over is not missed?"""
     alike = vector.shape == direction.shape and vector.dtype == direction.dtype
     watched = vector.requires_grad or direction.requires_grad or transformed()

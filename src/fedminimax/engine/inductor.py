@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 Call = Callable[[list[Tensor]], list[Tensor]]
 SMALL = 1 << 14  # bytes
+_LOCK = Lock()
 _ATEN = torch.ops.aten
 PRODUCTS = {_ATEN.mm, _ATEN.bmm, _ATEN.addmm, _ATEN.baddbmm, _ATEN.convolution}
 COSTLY = {_ATEN.pow, _ATEN.exp, _ATEN.log, _ATEN.sqrt, _ATEN.sin, _ATEN.cos}
@@ -32,22 +35,25 @@ def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
         lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
         lowered = lower(*given)
         _once(lowered.graph)
-        return (_compiled_small if _is_small(lowered.graph) else _compiled)(lowered, given)
+        if _is_small(lowered.graph):
+            # In private parts of torch, which other versions may not have.
+            with suppress(Exception):
+                return _compiled_small(copy.deepcopy(lowered), given)
+        return _compiled(lowered, given)
 
 
-def _compiled(lowered: fx.GraphModule, given: list[Tensor], on_stack: bool = False) -> Call:
+def _compiled(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Call:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
 
     lowered.recompile()
     # Both: the setting alone leaves what calls the machine code in Python.
-    settings = {"cpp_wrapper": True, "aot_inductor.allow_stack_allocation": on_stack}
-    with config.patch(settings):
+    with config.patch({"cpp_wrapper": True, **settings}):
         return compile_fx_inner(lowered, given, cpp_wrapper=True)  # type: ignore[return-value]
 
 
 class Lending(NamedTuple):
-    """Code that writes what it returns where its last call did."""
+    """Code that writes what it returns where its last call in this thread did."""
 
     code: Call
 
@@ -76,7 +82,8 @@ def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Call:
         returned.append(node if made else _inserted(graph, node, _ATEN.clone.default, end))
     end.args = (returned,)
     with _on_stack():
-        return Lending(_compiled(lowered, given, on_stack=True))
+        settings = {"aot_inductor.allow_stack_allocation": True}
+        return Lending(_compiled(lowered, given, **settings))
 
 
 @contextmanager
@@ -86,12 +93,13 @@ def _on_stack() -> Iterator[None]:
     from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
 
     common.init_backend_registration()
-    before = common.device_codegens["cpu"]
-    common.device_codegens["cpu"] = replace(before, cpp_wrapper_codegen=CppWrapperCpuArrayRef)
-    try:
-        yield
-    finally:
-        common.device_codegens["cpu"] = before
+    with _LOCK:
+        before = common.device_codegens["cpu"]
+        common.device_codegens["cpu"] = replace(before, cpp_wrapper_codegen=CppWrapperCpuArrayRef)
+        try:
+            yield
+        finally:
+            common.device_codegens["cpu"] = before
 
 
 def _once(graph: fx.Graph) -> None:

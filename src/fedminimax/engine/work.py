@@ -180,8 +180,8 @@ def mean(up: Any, weights: Tensor) -> Any:
 def bad_field(*values: Any, known: Any = ()) -> str | None:
     """The name of the first field that holds a NaN or an infinity; no tensor that is in `known` is
     looked at."""
-    seen = {id(tensor) for _, tensor in leaves(known)}  # the server often keeps what the mean is
-    for value in values:
+    seen = {id(tensor) for _, tensor in leaves(known)}
+    for value in values:  # of which some are the same: the server often keeps what the mean is
         for name, tensor in leaves(value):
             if id(tensor) not in seen and not _finite(tensor):
                 return name
