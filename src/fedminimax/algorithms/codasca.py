@@ -33,7 +33,7 @@ class Client(NamedTuple):
     stage: Tensor  # that the three belong to
     ahead_x: Tensor  # c_v - c_v^k
     ahead_y: Tensor
-    sum_x: Tensor  # of the gradients used, once the round is over
+    sum_x: Tensor  # of the gradients used in this round
     sum_y: Tensor
 
 
@@ -98,24 +98,19 @@ class Codasca(StagewiseProximal):
         control = Point(client.control_x, client.control_y)
         less = -(~new).to(down.x)  # -1, or 0 where there are none: a pass less than `where`
         ahead = plus(down.control_x, less, control.x), plus(down.control_y, less, control.y)
-        # The sums will be of g + c - c^k: this leaves those of the gradients alone in the end.
-        sums = Point(*(-clock.steps.to(part) * part for part in ahead))
-        return Client(down.x, down.y, center, *control, clock.stage, *ahead, *sums)
+        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
+        return Client(down.x, down.y, center, *control, clock.stage, *ahead, *none)
 
     def local_step(
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
     ) -> Client:
-        lr, g = at(self.lr, clock), self.corrected(problem, client, batch, clock)
-        # Before g is written over.
+        lr, g = at(self.lr, clock), self.proximal_gradients(problem, client, batch, clock)
         sums = {"sum_x": client.sum_x + g.x, "sum_y": client.sum_y + g.y}
+        # g - c^k + c, where g was.
+        g = Point(plus(client.ahead_x, 1.0, g.x, spent=True), g.y + client.ahead_y)
         x = problem.project_x(plus(client.x, -lr, g.x, spent=True))  # v^k_{r,t+1}
-        y = problem.project_y(plus(client.y, lr, g.y, spent=True))  # alpha^k_{r,t+1}
+        y = problem.project_y(plus(client.y, lr, g.y))  # alpha^k_{r,t+1}
         return client._replace(x=x, y=y, **sums)
-
-    def corrected(self, problem: Problem, client: Client, batch: Draw, clock: Clock) -> Point:
-        """g + c - c^k."""
-        g = self.proximal_gradients(problem, client, batch, clock)
-        return Point(plus(client.ahead_x, 1.0, g.x, spent=True), g.y + client.ahead_y)
 
     def send(self, down: Down, client: Client, clock: Clock) -> tuple[Up, Client]:
         control = Point(client.sum_x / clock.steps, client.sum_y / clock.steps)  # eq. (7)
