@@ -47,6 +47,7 @@ from fedminimax.algorithms.npa import NPA
 from fedminimax.algorithms.sagda import SAGDA
 from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.algorithms.smoothed_gda import SmoothedGDA
+from fedminimax.blocks import parted
 from fedminimax.blocks.schedules import Stagewise
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import Debug
@@ -282,6 +283,13 @@ def test_executors_agree(row, cohort):
             for r in (found.history[-1], reference.history[-1])
         ]
         assert counted[0] == counted[1]
+
+
+@every_row
+def test_gradients_in_parts_lead_to_the_same_point(row, monkeypatch):
+    reference = run(row, 2, "debug")
+    monkeypatch.setattr(parted, "LARGE", 1)
+    assert close(run(row, 2, "threads").point, reference.point, 1e-12)
 
 
 @every_row

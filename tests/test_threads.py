@@ -25,3 +25,23 @@ def test_clients_of_which_only_some_return_a_tensor_twice_keep_what_is_theirs():
     first, second = stacked.whole()
     assert first[:, 0].tolist() == [0, 1, 2]
     assert second[:, 0].tolist() == [0, 11, 2]
+
+
+def test_what_clients_keep_unchanged_is_not_copied():
+    before = torch.arange(6.0).reshape(2, 3)
+    stacked = Stacked(2, [before])
+    for position in range(2):
+        stacked.put(position, [before[position], before[position] + 10])
+    kept, new = stacked.whole()
+    assert kept is before
+    assert new.tolist() == (before + 10).tolist()
+
+
+def test_what_only_some_clients_keep_unchanged_is_theirs():
+    before = torch.arange(6.0).reshape(2, 3)
+    stacked = Stacked(2, [before])
+    stacked.put(0, [before[0]])
+    stacked.put(1, [before[1] + 10])
+    (kept,) = stacked.whole()
+    assert kept.tolist() == [[0, 1, 2], [13, 14, 15]]
+    assert before.tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -77,8 +77,9 @@ class FederatedDescentAscent(MoveThenTrack):
 
     def moved(self, problem: Problem, state: Any, down: Any, clock: Clock) -> Point:
         lr, direction = at(self.lr, clock), self.direction(state, down)
+        made = direction.x is not state.momentum_x
         return Point(
-            problem.project_x(plus(state.x, -lr * at(self.primal_lr, clock), direction.x)),
+            problem.project_x(plus(state.x, -lr * at(self.primal_lr, clock), direction.x, made)),
             problem.project_y(plus(state.y, lr * at(self.dual_lr, clock), direction.y)),
         )
 

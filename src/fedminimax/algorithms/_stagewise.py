@@ -48,7 +48,7 @@ class StagewiseProximal(Algorithm):
     def proximal_gradients(self, problem: Problem, client: Any, batch: Draw, clock: Clock) -> Point:
         """The gradients of F_k + proximal / 2 |x - center|^2; x's is a new vector."""
         grad = gradients(problem, Point(client.x, client.y), batch)
-        rate, away = at(self.proximal, clock), client.x - client.center
+        rate, away = at(self.proximal, clock), plus(client.x, -1.0, client.center)
         return grad._replace(x=plus(grad.x, rate, away, spent=True))
 
 

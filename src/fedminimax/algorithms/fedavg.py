@@ -35,4 +35,5 @@ class FedAvg(Algorithm):
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
         grad = gradients(problem, client, batch)
-        return client._replace(x=problem.project_x(plus(client.x, -at(self.lr, clock), grad.x)))
+        x = plus(client.x, -at(self.lr, clock), grad.x, spent=True)
+        return client._replace(x=problem.project_x(x))

@@ -38,6 +38,7 @@ class FedProx(FedAvg):
     ) -> Point:
         grad = gradients(problem, client, batch)
         # with the gradient of mu/2 |w - w^t|^2
-        grad = plus(grad.x, at(self.proximal, clock), client.x - down.x)
-        x = problem.project_x(plus(client.x, -at(self.lr, clock), grad))
+        away = plus(client.x, -1.0, down.x)
+        grad = plus(grad.x, at(self.proximal, clock), away, spent=True)
+        x = problem.project_x(plus(client.x, -at(self.lr, clock), grad, spent=True))
         return client._replace(x=x)

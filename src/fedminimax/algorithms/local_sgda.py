@@ -40,6 +40,6 @@ class LocalSGDA(Algorithm):
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
         grad = gradients(problem, client, batch)
-        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), grad.x))
+        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), grad.x, spent=True))
         y = problem.project_y(plus(client.y, at(self.dual_lr, clock), grad.y))
         return Point(x, y)

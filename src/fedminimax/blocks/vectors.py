@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
+
+from fedminimax.blocks.parted import Parted, whole
 
 
 def transformed() -> bool:
@@ -20,16 +25,20 @@ def plus(vector: Tensor, rate: Tensor | float, direction: Tensor, spent: bool = 
     tensor([-1.,  1.])
     """
     taken = direction if spent and _unwatched(vector, direction) else None
-    if isinstance(rate, Tensor):
-        return torch.addcmul(vector, rate.to(direction), direction, out=taken)
-    return torch.add(vector, direction, alpha=rate, out=taken)
+    if not isinstance(rate, Tensor):
+        return _one_pass(partial(torch.add, alpha=rate), vector, direction, taken)
+    rate = rate.to(direction.device, direction.dtype)
+    return _one_pass(lambda v, d, out: torch.addcmul(v, rate, d, out=out), vector, direction, taken)
 
 
-def _unwatched(vector: Tensor, direction: Tensor) -> bool:
-    """Is nobody watching, so that what is written over is not missed?"""
-    alike = vector.shape == direction.shape and vector.dtype == direction.dtype
-    watched = vector.requires_grad or direction.requires_grad or transformed()
-    return alike and not watched
+def average(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
+    """(1 - weight) * old + weight * new, in one pass over them.
+
+    >>> average(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0]), 0.5)
+    tensor([2., 1.])
+    """
+    weight = torch.as_tensor(weight, dtype=old.dtype, device=old.device)
+    return _one_pass(lambda o, n, out: torch.lerp(o, n, weight, out=out), old, new, None)
 
 
 def chosen(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
@@ -43,10 +52,28 @@ def chosen(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return yes if condition else no
 
 
-def average(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
-    """(1 - weight) * old + weight * new, in one pass over them.
+def _unwatched(vector: Tensor, direction: Tensor) -> bool:
+    """Is nobody watching, so that what is written over is not missed?"""
+    alike = vector.shape == direction.shape and vector.dtype == direction.dtype
+    watched = vector.requires_grad or direction.requires_grad or transformed()
+    return alike and not watched
 
-    >>> average(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0]), 0.5)
-    tensor([2., 1.])
-    """
-    return torch.lerp(old, new, torch.as_tensor(weight, dtype=old.dtype, device=old.device))
+
+def _one_pass(operation: Callable[..., Tensor], a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
+    """An operation entry by entry; part by part, if one of the vectors is in parts."""
+    parted = [v for v in (a, b) if isinstance(v, Parted) and v.pieces]
+    if not parted:
+        return operation(whole(a), whole(b), out=whole(out))
+    sizes = [len(piece) for piece in parted[0].pieces]
+    if out is None:
+        out = parted[0].pieces[0].new_empty(len(a))
+    outs = _pieces(out, sizes)
+    for parts in zip(_pieces(a, sizes), _pieces(b, sizes), outs, strict=True):
+        operation(*parts[:2], out=parts[2])
+    return Parted(outs) if isinstance(out, Parted) else out
+
+
+def _pieces(vector: Tensor, sizes: list[int]) -> list[Tensor]:
+    if isinstance(vector, Parted) and [len(piece) for piece in vector.pieces] == sizes:
+        return vector.pieces
+    return list(vector.split(sizes))

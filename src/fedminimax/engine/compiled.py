@@ -29,7 +29,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedminimax.blocks.schedules import Schedule
 from fedminimax.data.batches import Source
 from fedminimax.engine.device import threads
-from fedminimax.engine.inductor import Call, Lending, inductor
+from fedminimax.engine.inductor import SMALL, Call, Lending, inductor
 from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.vectorised import Span, Vectorised, spans, walk
 from fedminimax.engine.work import (
@@ -40,6 +40,7 @@ from fedminimax.engine.work import (
     Work,
     bad_field,
     bytes_of,
+    weighted,
 )
 from fedminimax.types import Algorithm, Clock, Phase, Problem, whole
 
@@ -310,9 +311,12 @@ def trace(work: Work, span: Span, inputs: Inputs) -> Traced:
 
 
 def _mean(up: Any, weights: Tensor) -> Any:
-    """`work.mean` in operations that become one with those around them."""
+    """`work.mean`, of small fields in operations that become one with those around them. Of large
+    ones they would compute each client's last step again, a few numbers of every row at a time."""
 
     def average(field: Tensor) -> Tensor:
+        if field.nbytes > SMALL:
+            return weighted(field, weights)
         return (weights.to(field).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
 
     return tree_map(average, up)

@@ -35,6 +35,7 @@ def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
         lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
         lowered = lower(*given)
         _once(lowered.graph)
+        _summed(lowered.graph)
         if _is_small(lowered.graph):
             # In private parts of torch, which other versions may not have.
             with suppress(Exception):
@@ -115,6 +116,24 @@ def _once(graph: fx.Graph) -> None:
         if wide:
             held = _inserted(graph, node, torch.ops._inductor_test.realize.default, node.next)
             for user in wide:
+                user.replace_input_with(node, held)
+
+
+def _summed(graph: fx.Graph) -> None:
+    """A sum that is needed only after the next product of matrices is written down where its terms
+    are at hand: the compiler would keep all terms for as long, and read them again."""
+    products, before = 0, {}
+    for node in graph.nodes:
+        before[node] = products
+        products += _operation(node) in PRODUCTS
+    sizes = {node: value.nbytes for node, value in _tensors(graph).items()}
+    for node, size in sizes.items():
+        if _operation(node) is not _ATEN.add or size <= SMALL or not node.users:
+            continue
+        if all(before[user] > before[node] for user in node.users):
+            users = list(node.users)
+            held = _inserted(graph, node, torch.ops._inductor_test.realize.default, node.next)
+            for user in users:
                 user.replace_input_with(node, held)
 
 

@@ -4,6 +4,7 @@ a core."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
@@ -29,7 +30,7 @@ class Threads(Executor):
         # Fewer clients than cores share them.
         cores = max(1, self.threads // max(count, 1))
 
-        stacked = Stacked(count)
+        stacked = Stacked(count, flat(work.kept))
 
         def client(position: int) -> Result:
             torch.set_num_threads(cores)
@@ -46,37 +47,49 @@ class Threads(Executor):
 
 class Stacked:
     """Lists of tensors as one list, of tensors with a row for each. A client puts its own rows
-    while others compute: large vectors take long to copy. What stands twice in a list, because it
-    is sent and kept, is copied once."""
+    while others compute: large vectors take long to copy. So nothing is copied that need not be:
+    what stands twice in a list, because it is sent and kept, is copied once, and what is a
+    client's row of a tensor from before, which it has not changed, not at all."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, before: Sequence[Tensor] = ()):
+        self._before = before
         self._rows: dict[int, Tensor] = {}
-        self._places: list[list[int]] = [[] for _ in range(count)]
+        self._found: list[list[Tensor]] = [[] for _ in range(count)]  # where each row is
         self._lock = Lock()
 
     def put(self, position: int, tensors: list[Tensor]) -> None:
-        first: dict[int, int] = {}
-        places = [first.setdefault(id(v), place) for place, v in enumerate(tensors)]
-        for place in first.values():
-            self._of(place, tensors[place])[position].copy_(tensors[place])
-        self._places[position] = places
+        found: dict[int, Tensor] = {}
+        for held in self._before:
+            own = held[position]
+            found |= {id(v): held for v in tensors if _same(v, own)}
+        for place, tensor in enumerate(tensors):
+            if id(tensor) not in found:
+                found[id(tensor)] = rows = self._of(place, tensor)
+                rows[position].copy_(tensor)
+        self._found[position] = [found[id(v)] for v in tensors]
 
     def whole(self) -> list[Tensor]:
-        usual = self._places[0]
-        if all(places == usual for places in self._places):
-            return [self._rows[place] for place in usual]
-        for position, places in enumerate(self._places):
-            for place, first in enumerate(places):
-                if place != first:
-                    own = self._rows[first][position]
-                    self._of(place, own)[position].copy_(own)
-        return [self._rows[place] for place in range(len(usual))]
+        return [self._whole(place) for place in range(len(self._found[0]))]
+
+    def _whole(self, place: int) -> Tensor:
+        first, *others = found = [rows[place] for rows in self._found]
+        if all(held is first for held in others):
+            return first
+        rows = self._of(place, first[0])
+        for position, held in enumerate(found):
+            if held is not rows:
+                rows[position].copy_(held[position])
+        return rows
 
     def _of(self, place: int, like: Tensor) -> Tensor:
         with self._lock:
             if place not in self._rows:
-                self._rows[place] = like.new_empty((len(self._places), *like.shape))
+                self._rows[place] = like.new_empty((len(self._found), *like.shape))
             return self._rows[place]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.numel() > 0
 
 
 def _begin() -> None:

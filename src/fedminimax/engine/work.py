@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.parted import whole as whole_vector
 from fedminimax.data.batches import Draws
 from fedminimax.engine.profile import untimed
 from fedminimax.engine.trees import leaves, tree_map
@@ -119,8 +120,9 @@ class Executor(ABC):
         with self.part("server step"):
             new = work.phase.aggregate(work.problem, work.server, average, work.clock)
         down = bytes_of(work.down) * len(work.cohort)
-        # What is kept and also sent has a part in the average, which tells of it.
-        bad = bad_field(average, new, kept, known=up)
+        # What is kept and also sent has a part in the average, which tells of it; what is kept from
+        # before was looked at then.
+        bad = bad_field(average, new, kept, known=(up, work.kept))
         return Exchanged(new, kept, bytes_of(up), down, bad)
 
     def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
@@ -149,7 +151,7 @@ def step(work: Work, client: Any, draw: Draw, clock: Clock) -> Any:
 
 def finish(work: Work, client: Any, clock: Clock) -> Result:
     up, client = work.phase.send(work.down, client, clock)
-    return Result(up, keeping(work.leave, client))
+    return tree_map(whole_vector, Result(up, keeping(work.leave, client)))
 
 
 def keeping(kind: Any, client: Any) -> Any:
@@ -168,13 +170,13 @@ def stack(values: Sequence[Any]) -> Any:
 
 def mean(up: Any, weights: Tensor) -> Any:
     """The weighted mean over clients of each field."""
+    return tree_map(lambda field: weighted(field, weights), up)
 
-    def average(field: Tensor) -> Tensor:
-        # One pass over the rows, which may be long.
-        rows = field if field.dim() == 1 else field.flatten(1)
-        return (weights.to(field) @ rows).reshape(field.shape[1:])
 
-    return tree_map(average, up)
+def weighted(field: Tensor, weights: Tensor) -> Tensor:
+    # One pass over the rows, which may be long.
+    rows = field if field.dim() == 1 else field.flatten(1)
+    return (weights.to(field) @ rows).reshape(field.shape[1:])
 
 
 def bad_field(*values: Any, known: Any = ()) -> str | None:

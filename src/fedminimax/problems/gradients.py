@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.parted import backward, leaf
 from fedminimax.blocks.vectors import transformed
 from fedminimax.types import Batch, Draw, Point, Problem
 
@@ -18,8 +19,8 @@ from fedminimax.types import Batch, Draw, Point, Problem
 def gradients(problem: Problem, point: Point, batch: Draw, dual_at: Tensor | None = None) -> Point:
     """The gradients in x and in y of a problem of depth 1, both at the given point.
 
-    `dual_at` is another x at which the gradient in y is taken, on the same rows (the snapshot
-    methods).
+    They are the caller's own, to be written over (`spent`). `dual_at` is another x at which the
+    gradient in y is taken, on the same rows (the snapshot methods).
     """
     x, y = point.x, point.y
     if y.numel() == 0:
@@ -39,8 +40,8 @@ def grad(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, ...]:
     if transformed():
         return torch.func.grad(function, argnums=tuple(range(len(at))))(*at)
     with torch.enable_grad():
-        leaves = [v.detach().requires_grad_() for v in at]
-        return torch.autograd.grad(function(*leaves), leaves, materialize_grads=True)
+        leaves = [leaf(v) for v in at]
+        return backward(function(*leaves), leaves)
 
 
 def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedminimax.blocks.parted import split
 from fedminimax.problems.norms import MeasuringNorm, RowNorm
 from fedminimax.types import Batch, Problem
 
@@ -82,7 +83,7 @@ class Network:
     def parts(self, vector: Tensor) -> tuple[Parameters, Tensor]:
         """The weights that a vector begins with, and what follows them. In one operation: each
         further one would be a further pass over the vector when a derivative is taken."""
-        *parts, rest = vector.split((*self._sizes, vector.shape[0] - self.length))
+        *parts, rest = split(vector, (*self._sizes, vector.shape[0] - self.length))
         found = {n: p.view(s) for n, p, s in zip(self._names, parts, self.shapes, strict=True)}
         return found, rest
 

@@ -1,0 +1,104 @@
+"""Gradients of large networks, as autograd leaves them: in parts, a tensor of weights each. To put
+them together is a pass over the whole vector, which what is done with a gradient need not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+LARGE = 1 << 19  # numbers: putting together less takes no time to speak of
+_PARTS = "fedminimax_parts"  # a leaf's attribute: the leaves in its place, once they are asked for
+
+
+class Parted(Tensor):
+    """A vector in parts. Any operation but those that know of it (`blocks.vectors`) finds it put
+    together, which happens once.
+
+    >>> vector = Parted([torch.ones(2), torch.zeros(1)])
+    >>> vector + 1
+    tensor([2., 2., 1.])
+    """
+
+    pieces: list[Tensor]
+    together: Tensor | None
+
+    @staticmethod
+    def __new__(cls, pieces: Sequence[Tensor]) -> Parted:
+        first, length = pieces[0], sum(piece.numel() for piece in pieces)
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, (length,), dtype=first.dtype, device=first.device
+        )
+        made.pieces, made.together = [piece.reshape(-1) for piece in pieces], None
+        return made
+
+    def __init__(self, pieces: Sequence[Tensor]):
+        """All is done: torch makes tensors in __new__."""
+
+    def whole(self) -> Tensor:
+        if self.together is None:
+            self.together, self.pieces = torch.cat(self.pieces), []
+        return self.together
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return repr(self.whole())
+
+    def tolist(self) -> Any:
+        return self.whole().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.whole().numpy(force=force)
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return operation(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+
+
+def whole(value: Any) -> Any:
+    """A vector in one piece; anything else as it is."""
+    return value.whole() if isinstance(value, Parted) else value
+
+
+def leaf(vector: Tensor) -> Tensor:
+    """What a derivative is taken in."""
+    if isinstance(vector, Parted) and vector.pieces:
+        found = Parted(vector.pieces)
+        setattr(found, _PARTS, [piece.detach().requires_grad_() for piece in vector.pieces])
+        return found.requires_grad_()
+    found = whole(vector).detach().requires_grad_()
+    if vector.numel() >= LARGE:
+        setattr(found, _PARTS, [])
+    return found
+
+
+def split(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """`vector.split(sizes)`; of a `leaf` they are leaves themselves."""
+    held: list[Tensor] | None = getattr(vector, _PARTS, None)
+    if held is not None and not held:
+        held += [part.requires_grad_() for part in vector.detach().split(sizes)]
+    alike = held is not None and [len(part) for part in held] == list(sizes)
+    return held if alike else vector.split(sizes)  # type: ignore[return-value]
+
+
+def backward(value: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients of a number in leaves. What torch puts into `grad` nobody else holds;
+    `autograd.grad` does not promise that."""
+    parts: list[list[Tensor]] = [getattr(v, _PARTS, []) for v in leaves]
+    torch.autograd.backward(value, inputs=[*leaves, *(part for held in parts for part in held)])
+    return tuple(_gradient(v, held) for v, held in zip(leaves, parts, strict=True))
+
+
+def _gradient(of: Tensor, parts: list[Tensor]) -> Tensor:
+    found = of.grad
+    if not parts:
+        return torch.zeros_like(of) if found is None else found
+    slope = Parted([torch.zeros_like(p) if p.grad is None else p.grad for p in parts])
+    return slope if found is None else slope.whole() + found

@@ -1,0 +1,95 @@
+"""Gradients in parts give the numbers of gradients in one piece, whatever is done with them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedminimax.blocks import parted
+from fedminimax.blocks.parted import Parted, backward, leaf, split, whole
+from fedminimax.blocks.vectors import average, plus
+from fedminimax.problems.auc import AUC
+from fedminimax.problems.gradients import gradients
+from fedminimax.types import Point, batch_of
+
+SIZES = (2, 3)
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch):
+    monkeypatch.setattr(parted, "LARGE", 1)
+
+
+def in_parts(vector):
+    return Parted([part.clone() for part in vector.split(SIZES)])
+
+
+def by_split(x):
+    first, second = split(x, SIZES)
+    return (first**2).sum() * second.prod()
+
+
+@pytest.mark.parametrize("form", [torch.clone, in_parts])
+@pytest.mark.parametrize("also_whole", [False, True])
+def test_a_gradient_is_that_of_the_vector(form, also_whole):
+    def function(x):
+        return by_split(x) + ((x**3).sum() if also_whole else 0)
+
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    at = leaf(form(x))
+    (found,) = backward(function(at), [at])
+    plain = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(function(plain), plain)
+    assert torch.equal(whole(found), expected)
+    assert isinstance(found, Parted) is not also_whole
+
+
+def test_what_does_not_count_has_a_gradient_of_zeros():
+    at, other = leaf(torch.ones(5)), leaf(torch.ones(3))
+    found = backward(split(at, SIZES)[0].sum(), [at, other])
+    assert whole(found[0]).tolist() == [1, 1, 0, 0, 0]
+    assert found[1].tolist() == [0, 0, 0]
+
+
+def test_a_leaf_can_be_split_in_two_ways():
+    at = leaf(torch.ones(5))
+    (found,) = backward(split(at, SIZES)[0].sum() + 2 * split(at, (1, 4))[1].sum(), [at])
+    assert found.tolist() == [1, 3, 2, 2, 2]
+
+
+@pytest.mark.parametrize("rate", [-0.5, torch.tensor(-0.5)])
+@pytest.mark.parametrize("spent", [False, True])
+@pytest.mark.parametrize("second", [torch.clone, in_parts])
+@pytest.mark.parametrize("first", [torch.clone, in_parts])
+def test_a_move_is_that_of_whole_vectors(first, second, spent, rate):
+    vector, direction = torch.arange(5.0), torch.tensor([1.0, -2.0, 3.0, 0.5, 4.0])
+    x, d = first(vector), second(direction)
+    assert torch.equal(average(x, d, 0.25), average(vector, direction, 0.25))
+    assert torch.equal(whole(plus(x, rate, d, spent)), plus(vector, rate, direction))
+    assert torch.equal(whole(x), vector)
+    assert spent or torch.equal(whole(d), direction)
+
+
+def test_a_vector_in_parts_is_any_other_operations_vector():
+    vector = in_parts(torch.arange(5.0))
+    assert (vector + 1).tolist() == [1, 2, 3, 4, 5]
+    assert torch.stack([vector, vector]).shape == (2, 5)
+    assert vector[1:3].tolist() == [1, 2]
+    vector.mul_(2)
+    assert vector.tolist() == [0, 2, 4, 6, 8]
+    assert np.array_equal(vector.numpy(), [0, 2, 4, 6, 8])
+    assert repr(vector) == "tensor([0., 2., 4., 6., 8.])"
+    assert plus(vector, 1.0, vector, spent=True).tolist() == [0, 4, 8, 12, 16]
+
+
+def test_a_problem_with_a_network_has_the_gradient_of_its_function():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    problem = AUC(module, positive_share=0.3)
+    point, batch = problem.start(), batch_of(torch.randn(8, 3), torch.arange(8.0) % 2)
+    found = gradients(problem, point, (batch,))
+    assert isinstance(found.x, Parted)
+    x, y = (v.clone().requires_grad_() for v in point)
+    expected = Point(*torch.autograd.grad(problem.outer(x, y, batch), (x, y)))
+    assert torch.equal(whole(found.x), expected.x)
+    assert torch.equal(found.y, expected.y)
