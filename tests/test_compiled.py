@@ -142,6 +142,12 @@ def test_what_a_graph_lends_is_copied_before_the_next_call(row):
     same(row, Compiled(compiler=Lent()))
 
 
+@pytest.mark.parametrize("row", [row for row in FIRST if row.name in SIX], ids=lambda r: r.name)
+def test_large_fields_have_the_same_mean(row, monkeypatch):
+    monkeypatch.setattr(compiled, "SMALL", 0)
+    same(row, Compiled(compiler=AsTraced()))
+
+
 def test_a_cohort_of_clients_with_states_and_lent_graphs():
     problem, method, ends = CrossEntropy(nn.Linear(3, 1)), Scaffold(0.05, local_steps=2), []
     for executor in (Compiled(compiler=Lent()), Debug()):

@@ -48,6 +48,7 @@ from fedminimax.algorithms.sagda import SAGDA
 from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.algorithms.smoothed_gda import SmoothedGDA
 from fedminimax.blocks import parted
+from fedminimax.blocks.parted import Parted
 from fedminimax.blocks.schedules import Stagewise
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import Debug
@@ -285,11 +286,20 @@ def test_executors_agree(row, cohort):
         assert counted[0] == counted[1]
 
 
-@every_row
+@rows_with(lambda row: hasattr(row.problem(), "network"))
 def test_gradients_in_parts_lead_to_the_same_point(row, monkeypatch):
+    made, new = 0, Parted.__new__
+
+    def counted(*given: Any) -> Parted:
+        nonlocal made
+        made += 1
+        return new(*given)
+
     reference = run(row, 2, "debug")
     monkeypatch.setattr(parted, "LARGE", 1)
+    monkeypatch.setattr(Parted, "__new__", counted)
     assert close(run(row, 2, "threads").point, reference.point, 1e-12)
+    assert made
 
 
 @every_row
@@ -410,8 +420,10 @@ class Watch:
 
 
 @every_row
+@pytest.mark.parametrize("large", [parted.LARGE, 1], ids=["whole", "in parts"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_hooks_are_pure_and_keep_shapes_and_types(row, dtype, monkeypatch):
+def test_hooks_are_pure_and_keep_shapes_and_types(row, dtype, large, monkeypatch):
+    monkeypatch.setattr(parted, "LARGE", large)
     watch, kind = Watch(dtype), type(row.algorithm)
     plain = kind.phases
     monkeypatch.setattr(kind, "phases", lambda s, r: tuple(map(watch.phase, plain(s, r))))

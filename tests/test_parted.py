@@ -9,7 +9,7 @@ from fedminimax.blocks import parted
 from fedminimax.blocks.parted import Parted, backward, leaf, split, whole
 from fedminimax.blocks.vectors import average, plus
 from fedminimax.problems.auc import AUC
-from fedminimax.problems.gradients import gradients
+from fedminimax.problems.gradients import gradients, slope
 from fedminimax.types import Point, batch_of
 
 SIZES = (2, 3)
@@ -93,3 +93,71 @@ def test_a_problem_with_a_network_has_the_gradient_of_its_function():
     expected = Point(*torch.autograd.grad(problem.outer(x, y, batch), (x, y)))
     assert torch.equal(whole(found.x), expected.x)
     assert torch.equal(found.y, expected.y)
+
+
+class Shared(torch.autograd.Function):
+    """A function whose derivative is a tensor that somebody holds."""
+
+    held = torch.ones(5)
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x * Shared.held).sum()
+
+    @staticmethod
+    def backward(ctx, out):
+        return Shared.held.view(5)
+
+
+def test_a_gradient_has_memory_of_its_own():
+    at = leaf(torch.ones(4)), leaf(torch.zeros(4))
+    both = backward((at[0].reshape(2, 2) + at[1].reshape(2, 2)).square().sum(), at)
+    assert both[0].data_ptr() != both[1].data_ptr()
+    at = [leaf(torch.zeros(5))]
+    (found,) = backward(Shared.apply(at[0].reshape(5)), at)
+    found.zero_()
+    assert Shared.held.tolist() == [1] * 5
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.rand(1, 3)) for _ in range(2))
+
+    def forward(self, rows):
+        return rows @ (self.a + self.b).T
+
+
+def test_weights_that_a_network_adds_up_move_apart():
+    torch.manual_seed(0)
+    problem = AUC(Sum(), positive_share=0.3)
+    point, batch = problem.start(), batch_of(torch.randn(8, 3), torch.arange(8.0) % 2)
+    grad = gradients(problem, point, (batch,))
+    slope = whole(grad.x).clone()
+    grad = gradients(problem, point, (batch,))
+    assert torch.equal(whole(plus(point.x, -1.0, grad.x, spent=True)), point.x - slope)
+
+
+@pytest.mark.parametrize("form", [torch.clone, in_parts])
+@pytest.mark.parametrize("inside", [lambda x: plus(x, 1.0, x), lambda x: average(x, 3 * x, 0.5)])
+def test_moves_inside_a_function_count_in_its_derivative(form, inside):
+    at = leaf(form(torch.arange(5.0)))
+    (found,) = backward(split(at, SIZES)[0].sum() + inside(at).square().sum(), [at])
+    assert found.tolist() == [1, 9, 16, 24, 32]
+
+
+def test_a_derivative_inside_a_function_counts_in_its_derivative():
+    def function(x):
+        return slope(lambda v: (split(v, SIZES)[0] ** 3).sum(), x).sum()
+
+    at = leaf(torch.arange(5.0))
+    (found,) = backward(function(at), [at])
+    assert found.tolist() == [0, 6, 0, 0, 0]
+
+
+def test_vectors_of_other_lengths_or_precisions_are_moved_as_usual():
+    vector = in_parts(torch.arange(5.0))
+    assert plus(vector, 1.0, torch.ones(1), spent=True).tolist() == [1, 2, 3, 4, 5]
+    assert plus(vector, 1.0, torch.ones(5).double()).dtype == torch.float64
+    other = Parted([torch.ones(4), torch.ones(1)])
+    assert whole(plus(vector, 1.0, other, spent=True)).tolist() == [1, 2, 3, 4, 5]

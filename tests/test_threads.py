@@ -45,3 +45,12 @@ def test_what_only_some_clients_keep_unchanged_is_theirs():
     (kept,) = stacked.whole()
     assert kept.tolist() == [[0, 1, 2], [13, 14, 15]]
     assert before.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_kept_matrix_that_is_turned_is_another_one():
+    before = torch.arange(8.0).reshape(2, 2, 2)
+    stacked = Stacked(2, [before])
+    for position in range(2):
+        stacked.put(position, [before[position].T])
+    (kept,) = stacked.whole()
+    assert torch.equal(kept, before.transpose(1, 2))

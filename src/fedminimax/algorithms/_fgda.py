@@ -72,7 +72,8 @@ class FederatedDescentAscent(MoveThenTrack):
         return (self.phase(gradients=2) if round else self.first_phase(gradients=2),)
 
     def direction(self, state: Any, down: Any) -> Point:
-        """A^-1 times the primal's estimate and B^-1 times the dual's."""
+        """A^-1 times the primal's estimate and B^-1 times the dual's: new vectors, or the estimates
+        themselves."""
         raise TypeError(f"{type(self).__name__} does not say where it moves: add direction")
 
     def moved(self, problem: Problem, state: Any, down: Any, clock: Clock) -> Point:

@@ -1,5 +1,5 @@
 """Gradients of large networks, as autograd leaves them: in parts, a tensor of weights each. To put
-them together is a pass over the whole vector, which what is done with a gradient need not wait for.
+them together is a pass over the whole vector, for which a move need not wait.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 LARGE = 1 << 19  # numbers: putting together less takes no time to speak of
+_ALONE = 2  # holders of memory: the one tensor, and who asks
 _PARTS = "fedminimax_parts"  # a leaf's attribute: the leaves in its place, once they are asked for
 
 
 class Parted(Tensor):
     """A vector in parts. Any operation but those that know of it (`blocks.vectors`) finds it put
-    together, which happens once.
+    together.
 
     >>> vector = Parted([torch.ones(2), torch.zeros(1)])
     >>> vector + 1
@@ -74,7 +75,8 @@ def leaf(vector: Tensor) -> Tensor:
         setattr(found, _PARTS, [piece.detach().requires_grad_() for piece in vector.pieces])
         return found.requires_grad_()
     found = whole(vector).detach().requires_grad_()
-    if vector.numel() >= LARGE:
+    # An accelerator puts together in one call what would be a call for each part.
+    if vector.numel() >= LARGE and vector.device.type == "cpu":
         setattr(found, _PARTS, [])
     return found
 
@@ -89,16 +91,24 @@ def split(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
 
 
 def backward(value: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients of a number in leaves. What torch puts into `grad` nobody else holds;
-    `autograd.grad` does not promise that."""
+    """The gradients of a number in leaves: the caller's own, whose memory nobody else has."""
     parts: list[list[Tensor]] = [getattr(v, _PARTS, []) for v in leaves]
     torch.autograd.backward(value, inputs=[*leaves, *(part for held in parts for part in held)])
     return tuple(_gradient(v, held) for v, held in zip(leaves, parts, strict=True))
 
 
 def _gradient(of: Tensor, parts: list[Tensor]) -> Tensor:
-    found = of.grad
     if not parts:
-        return torch.zeros_like(of) if found is None else found
-    slope = Parted([torch.zeros_like(p) if p.grad is None else p.grad for p in parts])
-    return slope if found is None else slope.whole() + found
+        return _own(of)
+    slope = Parted([_own(part) for part in parts])
+    return slope if of.grad is None else slope.whole() + of.grad
+
+
+def _own(leaf: Tensor) -> Tensor:
+    """The gradient of a leaf. That of a sum of two leaves may be one piece of memory for both, and
+    a function of the user's may return what it holds: then a copy."""
+    found, leaf.grad = leaf.grad, None
+    if found is None:
+        return torch.zeros_like(leaf)
+    holders = torch._C._storage_Use_Count(found.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return found if holders <= _ALONE else found.clone()

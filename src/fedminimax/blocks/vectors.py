@@ -60,10 +60,14 @@ def _unwatched(vector: Tensor, direction: Tensor) -> bool:
 
 
 def _one_pass(operation: Callable[..., Tensor], a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
-    """An operation entry by entry; part by part, if one of the vectors is in parts."""
+    """An operation entry by entry; part by part, if one of the vectors is in parts and no
+    derivative is taken of it."""
+    watched = a.requires_grad or b.requires_grad
+    alike = a.shape == b.shape and a.dtype == b.dtype
     parted = [v for v in (a, b) if isinstance(v, Parted) and v.pieces]
-    if not parted:
-        return operation(whole(a), whole(b), out=whole(out))
+    if watched or not alike or not parted:
+        a, b = (v if v.requires_grad else whole(v) for v in (a, b))
+        return operation(a, b, out=whole(out))
     sizes = [len(piece) for piece in parted[0].pieces]
     if out is None:
         out = parted[0].pieces[0].new_empty(len(a))

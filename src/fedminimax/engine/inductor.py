@@ -128,10 +128,11 @@ def _summed(graph: fx.Graph) -> None:
         products += _operation(node) in PRODUCTS
     sizes = {node: value.nbytes for node, value in _tensors(graph).items()}
     for node, size in sizes.items():
-        if _operation(node) is not _ATEN.add or size <= SMALL or not node.users:
+        if _operation(node) is not _ATEN.add or size <= SMALL:
             continue
-        if all(before[user] > before[node] for user in node.users):
-            users = list(node.users)
+        # Products and what is returned have it written down in any case.
+        users = [u for u in node.users if u.op != "output" and _operation(u) not in PRODUCTS]
+        if users and all(before[user] > before[node] for user in node.users):
             held = _inserted(graph, node, torch.ops._inductor_test.realize.default, node.next)
             for user in users:
                 user.replace_input_with(node, held)

@@ -120,9 +120,8 @@ class Executor(ABC):
         with self.part("server step"):
             new = work.phase.aggregate(work.problem, work.server, average, work.clock)
         down = bytes_of(work.down) * len(work.cohort)
-        # What is kept and also sent has a part in the average, which tells of it; what is kept from
-        # before was looked at then.
-        bad = bad_field(average, new, kept, known=(up, work.kept))
+        # What is kept and also sent has a part in the average, which tells of it.
+        bad = bad_field(average, new, kept, known=up)
         return Exchanged(new, kept, bytes_of(up), down, bad)
 
     def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:

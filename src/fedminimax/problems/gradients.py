@@ -50,8 +50,9 @@ def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
         return torch.func.grad(function)(at)
     with torch.enable_grad():
         again = at.requires_grad
-        leaf = at if again else at.detach().requires_grad_()
-        return torch.autograd.grad(function(leaf), leaf, create_graph=again)[0]
+        # A view: of what the derivative outside is taken in, `Network.parts` are leaves themselves.
+        here = at.view_as(at) if again else at.detach().requires_grad_()
+        return torch.autograd.grad(function(here), here, create_graph=again)[0]
 
 
 def outer_gradients(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Point:
@@ -77,11 +78,11 @@ def value_and_pull(
         found, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)[:2]
         return found, lambda vector: pull(vector)[0]
     with torch.enable_grad():
-        leaf = value.detach().requires_grad_()
-        reached = problem.inner(level, leaf, batch)
+        here = value.detach().requires_grad_()
+        reached = problem.inner(level, here, batch)
 
     def pulled(vector: Tensor) -> Tensor:
-        return torch.autograd.grad(reached, leaf, vector, materialize_grads=True)[0]
+        return torch.autograd.grad(reached, here, vector, materialize_grads=True)[0]
 
     return reached.detach(), pulled
 
