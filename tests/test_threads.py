@@ -2,6 +2,7 @@
 
 import torch
 
+from fedminimax.blocks.parted import Parted
 from fedminimax.engine.threads import Stacked
 
 
@@ -54,3 +55,13 @@ def test_a_kept_matrix_that_is_turned_is_another_one():
         stacked.put(position, [before[position].T])
     (kept,) = stacked.whole()
     assert torch.equal(kept, before.transpose(1, 2))
+
+
+def test_a_vector_in_parts_is_a_row():
+    stacked = Stacked(2, [torch.zeros(2, 3)])
+    for position in range(2):
+        sent = Parted([torch.full((2,), float(position)), torch.ones(1)])
+        stacked.put(position, [sent, sent])
+    first, again = stacked.whole()
+    assert again is first
+    assert first.tolist() == [[0, 0, 1], [1, 1, 1]]

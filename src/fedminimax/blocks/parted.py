@@ -68,6 +68,15 @@ def whole(value: Any) -> Any:
     return value.whole() if isinstance(value, Parted) else value
 
 
+def copy_into(place: Tensor, vector: Tensor) -> None:
+    if isinstance(vector, Parted) and vector.pieces:
+        parts = place.split([len(piece) for piece in vector.pieces])
+        for part, piece in zip(parts, vector.pieces, strict=True):
+            part.copy_(piece)
+    else:
+        place.copy_(whole(vector))
+
+
 def leaf(vector: Tensor) -> Tensor:
     """What a derivative is taken in."""
     if isinstance(vector, Parted) and vector.pieces:

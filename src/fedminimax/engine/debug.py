@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fedminimax.blocks.parted import whole
+from fedminimax.engine.trees import tree_map
 from fedminimax.engine.work import (
     ClientError,
     Executor,
@@ -24,7 +26,12 @@ class Debug(Executor):
 
 
 def run_client(work: Work, position: int) -> Result:
-    """A whole phase of one client; shared by the executors that go client by client."""
+    """A whole phase of one client."""
+    return tree_map(whole, run_in_parts(work, position))
+
+
+def run_in_parts(work: Work, position: int) -> Result:
+    """`run_client`, with vectors that may be in parts."""
     clock, steps = work.client_clock(position), int(work.steps[position])
     number = 0
     try:

@@ -11,7 +11,8 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from fedminimax.engine.debug import run_client
+from fedminimax.blocks.parted import Parted, copy_into
+from fedminimax.engine.debug import run_in_parts
 from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.work import Executor, Result, Work
 
@@ -34,9 +35,9 @@ class Threads(Executor):
 
         def client(position: int) -> Result:
             torch.set_num_threads(cores)
-            done = run_client(work, position)
+            done = run_in_parts(work, position)
             stacked.put(position, flat(done))
-            return tree_map(lambda v: v.new_empty(0), done)  # its form
+            return tree_map(lambda _: torch.empty(0), done)  # its form
 
         forms = list(self._pool.map(client, range(count)))
         return rebuilt(forms[0], stacked.whole())
@@ -65,7 +66,7 @@ class Stacked:
         for place, tensor in enumerate(tensors):
             if id(tensor) not in found:
                 found[id(tensor)] = rows = self._of(place, tensor)
-                rows[position].copy_(tensor)
+                copy_into(rows[position], tensor)
         self._found[position] = [found[id(v)] for v in tensors]
 
     def whole(self) -> list[Tensor]:
@@ -84,12 +85,14 @@ class Stacked:
     def _of(self, place: int, like: Tensor) -> Tensor:
         with self._lock:
             if place not in self._rows:
-                self._rows[place] = like.new_empty((len(self._found), *like.shape))
+                shape = len(self._found), *like.shape
+                self._rows[place] = torch.empty(shape, dtype=like.dtype, device=like.device)
             return self._rows[place]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.numel() > 0 and one.is_set_to(other)
+    new = isinstance(one, Parted) or one.numel() == 0
+    return not new and one.dtype == other.dtype and one.is_set_to(other)
 
 
 def _begin() -> None:

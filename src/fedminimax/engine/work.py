@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.parted import whole as whole_vector
 from fedminimax.data.batches import Draws
 from fedminimax.engine.profile import untimed
 from fedminimax.engine.trees import leaves, tree_map
@@ -150,7 +149,7 @@ def step(work: Work, client: Any, draw: Draw, clock: Clock) -> Any:
 
 def finish(work: Work, client: Any, clock: Clock) -> Result:
     up, client = work.phase.send(work.down, client, clock)
-    return tree_map(whole_vector, Result(up, keeping(work.leave, client)))
+    return Result(up, keeping(work.leave, client))
 
 
 def keeping(kind: Any, client: Any) -> Any:
