@@ -11,6 +11,7 @@ Careful versions: updates in place and of all parameters at once, nothing copied
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -108,7 +109,7 @@ class FlatWorker(Worker):
         return [values[0][:-1]]
 
 
-class Loop:
+class Loop(ABC):
     """A run of a method client by client, from where the engine's run stands: a call is a round."""
 
     def __init__(
@@ -128,9 +129,9 @@ class Loop:
     def load(self, worker: Worker, server: Any, store: Any) -> None:
         self.server = worker.split(server.x, server.y)
 
+    @abstractmethod
     def client(self, worker: Worker, number: int) -> tuple[List, ...]:
         """What the client sends, in lists like the variables."""
-        raise NotImplementedError
 
     def aggregate(self, *means: List) -> None:
         self.server = means[0]

@@ -113,11 +113,12 @@ def _gradient(of: Tensor, parts: list[Tensor]) -> Tensor:
     return slope if of.grad is None else slope.whole() + of.grad
 
 
-def _own(leaf: Tensor) -> Tensor:
+def _own(of: Tensor) -> Tensor:
     """The gradient of a leaf. That of a sum of two leaves may be one piece of memory for both, and
-    a function of the user's may return what it holds: then a copy."""
-    found, leaf.grad = leaf.grad, None
+    a function of the user's may return what it holds: then a copy, and where torch cannot tell."""
+    found, of.grad = of.grad, None
     if found is None:
-        return torch.zeros_like(leaf)
-    holders = torch._C._storage_Use_Count(found.untyped_storage()._cdata)  # type: ignore[attr-defined]
-    return found if holders <= _ALONE else found.clone()
+        return torch.zeros_like(of)
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    alone = count is not None and count(found.untyped_storage()._cdata) <= _ALONE
+    return found if alone else found.clone()
