@@ -132,6 +132,41 @@ def test_modules_with_shared_and_frozen_weights():
     torch.testing.assert_close(network.module(vector)(x), right)
 
 
+def test_two_layers_with_one_weight():
+    first, second = nn.Linear(3, 3).to(D), nn.Linear(3, 3).to(D)
+    second.weight = first.weight
+    network, x = Network(nn.Sequential(first, nn.Tanh(), second)), rows_of((3,), 5)
+    assert network.length == 9 + 3 + 3
+    vector = torch.randn(15, dtype=D, generator=torch.Generator().manual_seed(0))
+    weight = vector[:9].view(3, 3)
+    right = torch.tanh(x @ weight.T + vector[9:12]) @ weight.T + vector[12:]
+    torch.testing.assert_close(network(vector, x), right)
+
+
+def test_a_recurrent_network_computes_with_the_weights_of_the_vector():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.LSTM(2, 3, batch_first=True)
+
+        def forward(self, x):
+            return self.cells(x)[0][:, -1]
+
+    torch.manual_seed(0)
+    network, x = Network(Last().to(D)), rows_of((4, 2), 5)
+    vector = network.start() / 2
+    torch.testing.assert_close(network(vector, x), network.module(vector)(x))
+
+
+def test_a_call_that_fails_leaves_no_weights_behind():
+    network, x = Network(plain_net()), rows_of((4,), 5)
+    right = network(network.start(), x)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        network(network.start() * 2, x[:, :3])
+    few = {name: value for name, value in network.parts(network.start())[0].items() if "0" in name}
+    assert torch.equal(network(few, x), right)
+
+
 # ------------------------------------------------------------------ batch norm in training
 
 

@@ -25,16 +25,17 @@ class Parted(Tensor):
     tensor([2., 2., 1.])
     """
 
-    pieces: list[Tensor]
+    pieces: list[Tensor]  # vectors; none once they have been put together
+    sizes: list[int]
     together: Tensor | None
 
     @staticmethod
     def __new__(cls, pieces: Sequence[Tensor]) -> Parted:
-        first, length = pieces[0], sum(piece.numel() for piece in pieces)
+        first, sizes = pieces[0], [piece.numel() for piece in pieces]
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, (length,), dtype=first.dtype, device=first.device
+            cls, (sum(sizes),), dtype=first.dtype, device=first.device
         )
-        made.pieces, made.together = [piece.reshape(-1) for piece in pieces], None
+        made.pieces, made.sizes, made.together = list(pieces), sizes, None
         return made
 
     def __init__(self, pieces: Sequence[Tensor]):
@@ -70,7 +71,7 @@ def whole(value: Any) -> Any:
 
 def copy_into(place: Tensor, vector: Tensor) -> None:
     if isinstance(vector, Parted) and vector.pieces:
-        parts = place.split([len(piece) for piece in vector.pieces])
+        parts = place.split(vector.sizes)
         for part, piece in zip(parts, vector.pieces, strict=True):
             part.copy_(piece)
     else:
@@ -95,7 +96,7 @@ def split(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     held: list[Tensor] | None = getattr(vector, _PARTS, None)
     if held is not None and not held:
         held += [part.requires_grad_() for part in vector.detach().split(sizes)]
-    alike = held is not None and [len(part) for part in held] == list(sizes)
+    alike = held is not None and [part.numel() for part in held] == list(sizes)
     return held if alike else vector.split(sizes)  # type: ignore[return-value]
 
 

@@ -68,9 +68,9 @@ def _one_pass(operation: Callable[..., Tensor], a: Tensor, b: Tensor, out: Tenso
     if watched or not alike or not parted:
         a, b = (v if v.requires_grad else whole(v) for v in (a, b))
         return operation(a, b, out=whole(out))
-    sizes = [len(piece) for piece in parted[0].pieces]
+    sizes = parted[0].sizes
     if out is None:
-        out = parted[0].pieces[0].new_empty(len(a))
+        out = parted[0].pieces[0].new_empty(sum(sizes))
     outs = _pieces(out, sizes)
     for parts in zip(_pieces(a, sizes), _pieces(b, sizes), outs, strict=True):
         operation(*parts[:2], out=parts[2])
@@ -78,6 +78,6 @@ def _one_pass(operation: Callable[..., Tensor], a: Tensor, b: Tensor, out: Tenso
 
 
 def _pieces(vector: Tensor, sizes: list[int]) -> list[Tensor]:
-    if isinstance(vector, Parted) and [len(piece) for piece in vector.pieces] == sizes:
+    if isinstance(vector, Parted) and vector.pieces and vector.sizes == sizes:
         return vector.pieces
     return list(vector.split(sizes))

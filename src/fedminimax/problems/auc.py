@@ -102,7 +102,7 @@ class AUC(BinaryProblem):
             )
         weights, own = self.network.parts(value)
         p, s = self.positive_share, self.scores(weights, batch)
-        a, b, alpha = own[0], own[1], y[0]
+        (a, b), (alpha,) = own.unbind(), y.unbind()
         positive = (batch.labels > 0).to(s.dtype)
         negative = 1 - positive
         squares = (1 - p) * (s - a) ** 2 * positive + p * (s - b) ** 2 * negative

@@ -97,11 +97,11 @@ class Network:
         tensors = weights | self._buffers(first.device)
         if batch is not None and batch.padding.shape[0]:
             tensors |= {f"{name}.row_weight": batch.weight for name in self._norms}
-        module, rows = self._own_module(), channels_last(rows)
+        rows = channels_last(rows)
         if self.precision is None:
-            return functional_call(module, tensors, (rows,))
+            return self._called(tensors, rows)
         with torch.autocast(first.device.type, self.precision, cache_enabled=False):
-            outputs = functional_call(module, tensors, (rows,))
+            outputs = self._called(tensors, rows)
         return outputs.to(first.dtype)
 
     def moments(self, vector: Tensor, rows: Tensor) -> Tensor:
@@ -149,14 +149,25 @@ class Network:
         held = self._functional.named_buffers()
         return {name: value.to(device) for name, value in held if value.numel()}
 
-    def _own_module(self) -> nn.Module:
-        # functional_call swaps tensors inside the module, so threads must not share one; a graph
-        # needs no copy.
+    def _called(self, tensors: Parameters, rows: Tensor) -> Tensor:
+        """The module's outputs with these tensors in the place of its own."""
         if torch.compiler.is_compiling():
-            return self._functional
+            return functional_call(self._functional, tensors, (rows,))
+        # As functional_call does it, which looks for the places in each call; threads must not
+        # share a module.
         if not hasattr(self._local, "module"):
             self._local.module = copy.deepcopy(self._functional)
-        return self._local.module
+            self._local.places = _places(self._local.module)
+        places = self._local.places
+        own = [(held, key, held[key]) for name in tensors for held, key in places[name]]
+        try:
+            for name, value in tensors.items():
+                for held, key in places[name]:
+                    held[key] = value
+            return self._local.module(rows)
+        finally:
+            for held, key, value in own:
+                held[key] = value
 
 
 def in_precision(problem: Problem, precision: torch.dtype | None, dtype: torch.dtype) -> Problem:
@@ -197,6 +208,19 @@ def _swap_norms(
         if child is not None:
             setattr(module, name, _swap_norms(child, kind, swapped))
     return module
+
+
+def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """By the name of each tensor of a module the dictionaries, and the keys in them, in which its
+    parts hold it: two, if it is used twice."""
+    names = {id(v): n for n, v in (*module.named_parameters(), *module.named_buffers())}
+    found: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for key, value in held.items():
+                if value is not None:
+                    found[names[id(value)]].append((held, key))
+    return found
 
 
 def pool_first(module: nn.Module) -> nn.Module:
