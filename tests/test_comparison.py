@@ -219,6 +219,16 @@ def test_tuning_may_take_several_seeds(file, tmp_path):
     assert {line.chosen for line in lines if line.label == "corrected"} == {(("method.lr", 0.05),)}
 
 
+def test_tuning_may_go_by_another_metric(file, tmp_path):
+    plan = Plan("worst", larger=True, target=0.5, tuning_metric="mean").for_tuning()
+    values = ({"worst": 0.6, "mean": 0.7}, {"worst": 0.0, "mean": 0.9})
+    fair, good = ([{"round": 1, "test": found}] for found in values)
+    assert plan.badness(good, "finished") < plan.badness(fair, "finished")
+    file.write_text(FILE + 'tuning_metric = "distanc"')
+    with pytest.raises(ConfigError, match=r"tuning_metric is 'distanc', .* mean 'distance'"):
+        compare(file, tmp_path / "runs", workers=1)
+
+
 def test_what_is_done_is_not_done_again(file, tmp_path):
     first = compare(file, tmp_path / "runs", workers=1)[1]
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("final.safetensors")}
@@ -247,7 +257,7 @@ def test_rounds_to_a_target():
     assert Plan("loss", larger=False, target=2.0, settles=True).reached(records) == 3
     assert Plan("loss", larger=False, target=3.0, settles=True).reached(records[:2]) == 0
     assert Plan("loss", larger=False, target=0.1, settles=True).reached(records) == math.inf
-    assert Plan("loss", larger=False).badness(records, finished=False) == (math.inf, math.inf)
+    assert Plan("loss", larger=False).badness(records, "died") == (math.inf, math.inf)
 
 
 def test_the_command_writes_the_table_it_prints(file, tmp_path, capsys):

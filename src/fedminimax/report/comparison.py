@@ -8,6 +8,7 @@ Beside the sections of an experiment, such a file has
                         tuning_rounds = 100     of the runs that only tune; else as many as all
                         repeats = 5       seeds 0 .. 4; methods are tuned on seed 5
                         tuning_repeats = 3      or on seeds 5 .. 7, by the (upper) median of each
+                        tuning_metric = "..."   by another metric than the table's
                         seeds = ["run.seed", "data.seed"]      what they are the seeds of
                         metric = "..."    if not the problem's own; "sites.york" is a site's
                         fit = "data.clients"      the power of this key by which rounds grow
@@ -75,6 +76,7 @@ class Plan:
     settles: bool = False
     tuning_rounds: int | None = None
     tuning_repeats: int = 1
+    tuning_metric: str | None = None
     fit: str | None = None
     figure: Literal["last", "curves"] | None = None
     at: Spending | None = None
@@ -106,9 +108,15 @@ class Plan:
         last = history[-1]
         return self.value({"test": last["test"]} if "test" in last else last)
 
-    def badness(self, history: list[dict[str, Any]], finished: bool) -> tuple[float, float]:
+    def for_tuning(self) -> Plan:
+        """How runs that only tune are judged."""
+        if self.tuning_metric is None:
+            return self
+        return replace(self, metric=self.tuning_metric, target=None)
+
+    def badness(self, history: list[dict[str, Any]], outcome: str) -> tuple[float, float]:
         """Smaller is better: rounds to the target first, then the last value."""
-        last = self.value(history[-1]) if finished else None
+        last = self.value(history[-1]) if succeeded(outcome) else None
         if last is None:
             return math.inf, math.inf
         return self.reached(history), -last if self.larger else last
@@ -224,7 +232,7 @@ class Comparison:
 
     def _plan(self, given: dict[str, Any]) -> Plan:
         known = ("metric", "below", "above", "repeats", "seeds", "settles", "tuning_rounds")
-        known += ("tuning_repeats", "fit", "figure", "at")
+        known += ("tuning_repeats", "tuning_metric", "fit", "figure", "at")
         for key in given:
             if key not in known:
                 raise ConfigError(f"[compare] has no key {key!r}; {suggest(key, known)}")
@@ -264,6 +272,7 @@ class Comparison:
         larger = "above" in given or ("below" not in given and problem.larger_is_better)
         target, repeats = given.get("above", given.get("below")), given.get("repeats", 1)
         tuning = (given.get("tuning_rounds"), given.get("tuning_repeats", 1))
+        tuning = (*tuning, given.get("tuning_metric"))
         settles = given.get("settles", False)
         judged = (metric, larger, target, repeats, tuple(seeds), settles)
         return Plan(*judged, *tuning, fit, figure, at)
@@ -363,13 +372,14 @@ def compared(
             if len(comparison.candidates(label)) > 1
         ]
     )
-    best: dict[tuple[Change, str], Change] = {}
+    judged, best = plan.for_tuning(), dict[tuple[Change, str], Change]()
     for varied, label in pairs:
         scored: dict[Change, list[float]] = {}
         for chosen in comparison.candidates(label):
             job = Job(varied, label, chosen, plan.repeats, plan.tuning_rounds)
             same = [job._replace(seed=seed) for seed in tuning_seeds]
-            scored[chosen] = _medians([tuned[trial][0] for trial in same if trial in tuned])
+            found = (tuned[trial] for trial in same if trial in tuned)
+            scored[chosen] = _medians([judged.badness(*result) for result in found])
         if len(scored) == 1 or all(scored.values()):
             best[varied, label] = min(scored, key=lambda chosen: scored[chosen])
     # Seed by seed: what an interruption leaves is a whole table of fewer seeds.
@@ -378,9 +388,9 @@ def compared(
     lines = []
     for varied, label in best:
         same = [job for job in results if (job.varied, job.label) == (varied, label)]
-        histories, seeds = [results[job][1] for job in same], [job.seed for job in same]
+        histories, seeds = [results[job][0] for job in same], [job.seed for job in same]
         rounds = [plan.reached(history) for history in histories]
-        outcomes = [results[job][2] for job in same]
+        outcomes = [results[job][1] for job in same]
         if same:
             of = (varied, label, best[varied, label])
             lines.append(Line(*of, rounds, histories, outcomes, seeds))
@@ -456,7 +466,7 @@ def _choices(lists: dict[str, list]) -> Iterator[Change]:
 def _run_all(
     comparison: Comparison, jobs: list[Job], folder: Path, workers: int, kept: Path | None
 ) -> list:
-    """The score, history and outcome of every job, in order; what has been done is only read."""
+    """The history and outcome of every job, in order; what has been done is only read."""
     tasks = [
         (
             _located(comparison, job, folder),
@@ -498,7 +508,7 @@ def _settings(comparison: Comparison, job: Job) -> dict[str, Any]:
 
 def _run_one(
     experiment: Experiment, folder: Path, plan: Plan, record: Path | None, settings: dict[str, Any]
-) -> tuple[tuple, list, str]:
+) -> tuple[list, str]:
     if record is not None and record.exists():
         *_, outcome, history = records.recall(record, settings)
     else:
@@ -507,12 +517,13 @@ def _run_one(
         if record is not None:
             records.keep(record, settings, outcome, RunFolder(folder))
     found = {name: None for record in history for name in measures(record[plan.split(record)])}
-    if plan.metric not in found:
-        raise ConfigError(
-            f"[compare] metric is {plan.metric!r}, which no record of {folder} has; "
-            + suggest(str(plan.metric), found)
-        )
-    return plan.badness(history, succeeded(outcome)), history, outcome
+    for key, name in (("metric", plan.metric), ("tuning_metric", plan.for_tuning().metric)):
+        if name not in found:
+            raise ConfigError(
+                f"[compare] {key} is {name!r}, which no record of {folder} has; "
+                + suggest(str(name), found)
+            )
+    return history, outcome
 
 
 def _run_in(experiment: Experiment, folder: Path) -> Run:
