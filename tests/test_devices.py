@@ -215,6 +215,17 @@ def test_a_network_in_bfloat16_keeps_vectors_in_float32(executor, problem, plain
     assert {p.dtype for p in short.module().parameters()} == {torch.float32}
 
 
+def test_batch_norm_in_bfloat16_where_no_batch_is_padded(plain_kernels):
+    torch.manual_seed(0)
+    clients = Clients([(torch.randn(12, 3), torch.arange(12) % 2) for _ in range(3)], batch_size=6)
+    problem, method = AUC(Watched()), LocalSGDA(0.1, 0.1, local_steps=2)
+    one, all_at_once = (
+        simulate(problem, method, clients, 3, executor=executor, precision=torch.bfloat16)
+        for executor in ("debug", "vectorised")
+    )
+    torch.testing.assert_close(one.point.x, all_at_once.point.x, rtol=0, atol=1e-3)
+
+
 def test_precision_is_part_of_what_a_run_is(tmp_path, plain_kernels):
     run = ["run", str(HEART), "rounds=2", "executor=debug", "--quiet"]
     assert cli.main([*run, "precision=bfloat16", "--folder", str(tmp_path / "run")]) == 0
@@ -230,7 +241,10 @@ def test_precision_is_part_of_what_a_run_is(tmp_path, plain_kernels):
     ("options", "sentence"),
     [
         ({"precision": torch.bfloat16}, "Quadratic has none: leave precision out"),
-        ({"precision": torch.float16}, "give bfloat16 (float16 would need its losses scaled)"),
+        (
+            {"precision": torch.float16},
+            "give torch.bfloat16 (float16 would need its losses",
+        ),
         ({"precision": torch.bfloat16, "dtype": torch.float64}, "is for runs in float32"),
     ],
 )

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fedavg import FedAvg
@@ -158,13 +160,37 @@ def test_a_recurrent_network_computes_with_the_weights_of_the_vector():
     torch.testing.assert_close(network(vector, x), network.module(vector)(x))
 
 
-def test_a_call_that_fails_leaves_no_weights_behind():
-    network, x = Network(plain_net()), rows_of((4,), 5)
-    right = network(network.start(), x)
+def test_a_weight_that_is_a_buffer_as_well():
+    module = nn.Linear(3, 1).to(D)
+    module.register_buffer("seen", module.weight)
+    network, x = Network(module), rows_of((3,), 5)
+    torch.testing.assert_close(network(network.start(), x), module(x))
+
+
+def test_the_first_call_may_be_a_traced_one():
+    network, x = Network(flat_net()), rows_of((4,), 5)
+    graph = make_fx(network)(network.start(), x)
+    torch.testing.assert_close(graph(network.start() / 2, x), network(network.start() / 2, x))
+
+
+def test_no_weights_stay_behind_where_a_later_pass_would_find_them():
+    class Later(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+
+        def forward(self, x):
+            return checkpoint(self.layers, x, use_reentrant=False)
+
+    network, x = Network(Later().to(D)), rows_of((3,), 5)
+    weights = network.start().requires_grad_()
+    with pytest.raises(RuntimeError, match="meta"):
+        network(weights, x).sum().backward()
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        network(network.start() * 2, x[:, :3])
-    few = {name: value for name, value in network.parts(network.start())[0].items() if "0" in name}
-    assert torch.equal(network(few, x), right)
+        network(weights, x[:, :2])
+    few = {name: value for name, value in network.parts(weights)[0].items() if "2" in name}
+    with pytest.raises(RuntimeError, match="meta"):
+        network(few, x)
 
 
 # ------------------------------------------------------------------ batch norm in training

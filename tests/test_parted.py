@@ -49,6 +49,8 @@ def test_what_does_not_count_has_a_gradient_of_zeros():
     found = backward(split(at, SIZES)[0].sum(), [at, other])
     assert whole(found[0]).tolist() == [1, 1, 0, 0, 0]
     assert found[1].tolist() == [0, 0, 0]
+    (found,) = backward(torch.ones(()), [other])
+    assert found.tolist() == [0, 0, 0]
 
 
 def test_a_leaf_can_be_split_in_two_ways():

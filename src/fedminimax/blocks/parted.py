@@ -102,6 +102,8 @@ def split(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
 
 def backward(value: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The gradients of a number in leaves: the caller's own, whose memory nobody else has."""
+    if not value.requires_grad:  # it depends on none of them
+        return tuple(torch.zeros_like(v) for v in leaves)
     parts: list[list[Tensor]] = [getattr(v, _PARTS, []) for v in leaves]
     torch.autograd.backward(value, inputs=[*leaves, *(part for held in parts for part in held)])
     return tuple(_gradient(v, held) for v, held in zip(leaves, parts, strict=True))

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fedminimax.blocks.parted import split
 from fedminimax.problems.norms import MeasuringNorm, RowNorm
 from fedminimax.types import Batch, Problem
 
 Parameters = dict[str, Tensor]  # by the names that they have in a module
+Places = dict[str, list[tuple[dict[str, Any], str]]]  # dictionaries, and the keys in them
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _CHUNK = 256  # rows, at most, that are normalised together where moments are estimated
@@ -153,21 +155,31 @@ class Network:
         """The module's outputs with these tensors in the place of its own."""
         if torch.compiler.is_compiling():
             return functional_call(self._functional, tensors, (rows,))
-        # As functional_call does it, which looks for the places in each call; threads must not
-        # share a module.
-        if not hasattr(self._local, "module"):
-            self._local.module = copy.deepcopy(self._functional)
-            self._local.places = _places(self._local.module)
-        places = self._local.places
+        # As functional_call does it, which looks for the places in each call.
+        module, places = self._own_module()
         own = [(held, key, held[key]) for name in tensors for held, key in places[name]]
         try:
             for name, value in tensors.items():
                 for held, key in places[name]:
                     held[key] = value
-            return self._local.module(rows)
+            return module(rows)
         finally:
             for held, key, value in own:
                 held[key] = value
+
+    def _own_module(self) -> tuple[nn.Module, Places]:
+        """A module that no other thread uses. Between calls it has no weights, so that what a
+        module puts off until the backward pass (torch.utils.checkpoint) fails rather than being
+        wrong."""
+        if not hasattr(self._local, "own"):
+            with _disable_current_modes():  # this may be the first call of all, and traced
+                module = copy.deepcopy(self._functional)
+                places = _places(module)
+                for name in self._names:
+                    for held, key in places[name]:
+                        held[key] = nn.Parameter(torch.empty_like(held[key], device="meta"))
+            self._local.own = module, places
+        return self._local.own
 
 
 def in_precision(problem: Problem, precision: torch.dtype | None, dtype: torch.dtype) -> Problem:
@@ -176,8 +188,8 @@ def in_precision(problem: Problem, precision: torch.dtype | None, dtype: torch.d
         return problem
     if precision != torch.bfloat16:
         raise ValueError(
-            f"precision is {precision}; give bfloat16 (float16 would need its losses scaled), or "
-            "leave it out"
+            f"precision is {precision!r}; give torch.bfloat16 (float16 would need its losses "
+            "scaled), or leave it out"
         )
     if dtype != torch.float32:
         raise ValueError(
@@ -210,11 +222,12 @@ def _swap_norms(
     return module
 
 
-def _places(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """By the name of each tensor of a module the dictionaries, and the keys in them, in which its
-    parts hold it: two, if it is used twice."""
-    names = {id(v): n for n, v in (*module.named_parameters(), *module.named_buffers())}
-    found: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
+def _places(module: nn.Module) -> Places:
+    """Where the parts of a module hold each of its tensors, by name: two places, if it is used
+    twice."""
+    # What is a parameter and a buffer as well goes by the parameter's name.
+    names = {id(v): n for n, v in (*module.named_buffers(), *module.named_parameters())}
+    found: Places = {name: [] for name in names.values()}
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             for key, value in held.items():

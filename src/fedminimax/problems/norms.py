@@ -103,6 +103,9 @@ def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     asked = getattr(_here, "twice", False) and x.device.type == "cpu" and not transformed()
     if asked and weight is not None and bias is not None and weight.dtype == x.dtype:
         return _Normalised.apply(x, weight, bias, eps)  # type: ignore[return-value]
+    if weight is not None and weight.dtype != x.dtype and transformed():
+        # Of a pass in another precision: vmap knows no normalisation of mixed ones.
+        return normalised(x.to(weight.dtype), weight, bias, eps).to(x.dtype)
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
 
 

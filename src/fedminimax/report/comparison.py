@@ -8,7 +8,8 @@ Beside the sections of an experiment, such a file has
                         tuning_rounds = 100     of the runs that only tune; else as many as all
                         repeats = 5       seeds 0 .. 4; methods are tuned on seed 5
                         tuning_repeats = 3      or on seeds 5 .. 7, by the (upper) median of each
-                        tuning_metric = "..."   by another metric than the table's
+                        tuning_metric = "..."   by another metric than the table's, of which more
+                                          is better (or less) as of that one
                         seeds = ["run.seed", "data.seed"]      what they are the seeds of
                         metric = "..."    if not the problem's own; "sites.york" is a site's
                         fit = "data.clients"      the power of this key by which rounds grow
