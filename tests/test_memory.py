@@ -75,7 +75,7 @@ def shifted(x, y, batch):
     return batch.mean(batch.rows[0]) * x.sum() + x.square().sum() / 2 + gain
 
 
-OF_THEIR_OWN_PROBLEMS = ("CODA", "LocalSGDMRL")
+OF_THEIR_OWN_PROBLEMS = ("Coda", "LocalSGDMRL")
 METHODS: dict[str, Algorithm] = {
     kind.__name__: kind()
     for kind in CHOICES["method"].values()
@@ -115,7 +115,7 @@ def _federation(problem, method: Algorithm, clients: int) -> Federation:
     return Federation.of(problem, method, given, given.weight_vector("uniform"), 0, clients)
 
 
-STATED = re.findall(r"^\| (\w+) \| (\d) \| (\d) \| (\d) \|", PAGE.read_text(), re.MULTILINE)
+STATED = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
 
 
 def test_the_page_states_all_of_these_methods():
