@@ -20,6 +20,7 @@ from fedminimax.bench.measure import Effort, Ratio, Times, in_turn, times_faster
 from fedminimax.bench.methods import BATCH, METHODS
 from fedminimax.bench.ours import Steady, labelled, mlp
 from fedminimax.bench.peers import the_job
+from fedminimax.bench.portfolio_cpp import CppRun
 from fedminimax.bench.table import (
     Asked,
     CannotMeasureError,
@@ -89,6 +90,21 @@ def test_numpy_computes_what_the_engine_computes(sweep, monkeypatch):
     run()
     np.testing.assert_allclose(other.now.x[0], run.state.server.x.numpy(), rtol=1e-10)
     np.testing.assert_allclose(other.now.v1[0], run.state.server.momentum[0].numpy(), rtol=1e-10)
+
+
+def test_the_loop_in_cpp_computes_what_the_engine_computes(monkeypatch):
+    monkeypatch.setattr(portfolio, "ASSETS", 5)
+    run = portfolio.run_of("debug")
+    run.rounds = 3
+    other = CppRun(run, 3, portfolio.LR, portfolio.RATE)
+    other()
+    run()
+    x, weights, v1, v2 = other.vectors
+    server = run.state.server
+    np.testing.assert_allclose(x, server.x.numpy(), rtol=1e-10)
+    np.testing.assert_allclose(weights, server.inner[0][1:].numpy(), rtol=1e-10)
+    np.testing.assert_allclose(v1, server.momentum[0].numpy(), rtol=1e-10)
+    np.testing.assert_allclose(v2, server.momentum[1][1:].numpy(), rtol=1e-10)
 
 
 def test_calls_are_timed_in_turn_and_may_measure_themselves():

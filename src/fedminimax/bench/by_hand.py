@@ -184,6 +184,10 @@ class SGDALoop(Loop):
 
 
 class CodascaLoop(Loop):
+    """What is the same in each step, of the controls and of the proximal term, is one vector. New
+    controls follow from how far a client has gone (eq. 6): right for a constant rate and no sets,
+    where the method sums up gradients."""
+
     def load(self, worker: Worker, server: Any, store: Any) -> None:
         super().load(worker, server, store)
         self.control = worker.falling(server.control_x, server.control_y)
@@ -193,18 +197,21 @@ class CodascaLoop(Loop):
 
     def client(self, worker: Worker, number: int) -> tuple[List, ...]:
         worker.goes_from(self.server)
+        lr, proximal, batches = self.method.lr.value, self.method.proximal, self.rows[number]
         ahead = torch._foreach_sub(self.control, self.own[number])
-        sums = [torch.zeros_like(v) for v in worker.variables]
-        for rows in self.rows[number]:
+        constant = [v.clone() for v in ahead]
+        torch._foreach_sub_(worker.primal(constant), self.center, alpha=proximal)
+        for rows in batches:
             grads = worker.gradient(*worker.batch(rows))
-            pull = torch._foreach_sub(worker.primal(worker.variables), self.center)
-            torch._foreach_add_(worker.primal(grads), pull, alpha=self.method.proximal)
-            torch._foreach_add_(sums, grads)
-            torch._foreach_add_(grads, ahead)
-            torch._foreach_add_(worker.variables, grads, alpha=-self.method.lr.value)
-        torch._foreach_div_(sums, len(self.rows[number]))
-        self.own[number] = sums
-        return worker.variables, sums
+            torch._foreach_add_(grads, constant)
+            pulled = worker.primal(worker.variables)
+            torch._foreach_add_(worker.primal(grads), pulled, alpha=proximal)
+            torch._foreach_add_(worker.variables, grads, alpha=-lr)
+        control = list(torch._foreach_sub(self.server, worker.variables))
+        torch._foreach_div_(control, lr * len(batches))
+        torch._foreach_sub_(control, ahead)
+        self.own[number] = control
+        return worker.variables, control
 
     def aggregate(self, *means: List) -> None:
         self.server, self.control = means

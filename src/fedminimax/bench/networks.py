@@ -17,7 +17,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.models.cnn import FashionCNN
 from fedminimax.models.resnet import ResNet20
 from fedminimax.problems.auc import AUC
-from fedminimax.problems.network import Network
+from fedminimax.problems.network import Network, channels_last, pool_first
 
 CLIENTS = 4
 SHAPES: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -81,14 +81,13 @@ def against_threads(network: str, effort: Effort) -> Found:
 
 
 def evaluation(effort: Effort) -> Found:
-    module = module_of("cnn").eval()
-    network = Network(module)
+    network, module = Network(module_of("cnn")), pool_first(module_of("cnn").eval())
     weights = network.start()
     ((rows, _),) = labelled([EVALUATED], SHAPES["cnn"][1], torch.float32)
 
     def by_hand(size: int) -> None:
         with torch.inference_mode():
-            torch.cat([module(chunk) for chunk in rows.split(size)])
+            torch.cat([module(channels_last(chunk)) for chunk in rows.split(size)])
 
     sizes = (32, 128, 512, 2048)
     calls: dict[str, Any] = {str(size): partial(by_hand, size) for size in sizes}

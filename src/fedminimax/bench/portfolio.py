@@ -15,6 +15,7 @@ from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
 from fedminimax.bench.environments import JAX, Folder, talking
 from fedminimax.bench.measure import Effort, alone, in_turn
 from fedminimax.bench.ours import Steady, seeded
+from fedminimax.bench.portfolio_cpp import CppRun
 from fedminimax.bench.table import Found, Row, at_least, faster
 from fedminimax.data.clients import Clients
 from fedminimax.problems.portfolio import Portfolio
@@ -31,6 +32,7 @@ def rows() -> list[Row]:
     return [
         Row("portfolio.numpy", WHAT, plain, at_least(4.0), partial(against_numpy, sweep)),
         Row("portfolio.merged", WHAT, merged, at_least(4.0), partial(against_numpy, merged_sweep)),
+        Row("portfolio.cpp", WHAT, "a loop in C++, by hand", at_least(0.9), against_cpp),
     ]
 
 
@@ -51,6 +53,13 @@ def against_numpy(step: Step, effort: Effort) -> Found:
     run = run_of()
     times = in_turn({"ours": run, "numpy": alone(NumpyRun(run, step))}, effort)
     return faster(times["ours"], times["numpy"], run.parts)
+
+
+def against_cpp(effort: Effort) -> Found:
+    run = run_of()
+    loop = CppRun(run, ROUNDS, LR, RATE)
+    times = in_turn({"ours": run, "loop": loop}, effort)
+    return faster(times["ours"], times["loop"], run.parts, times["loop"])
 
 
 def against_jax(folder: Folder, effort: Effort) -> Found:

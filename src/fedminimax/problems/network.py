@@ -137,7 +137,7 @@ class Network:
 
     def outputs(self, vector: Tensor, rows: Tensor, moments: Tensor | None = None) -> Tensor:
         """The outputs in evaluation mode."""
-        module = self.module(vector, moments)
+        module = pool_first(self.module(vector, moments))
         with torch.no_grad():
             return torch.cat([module(channels_last(chunk)) for chunk in rows.split(_SCORED)])
 
