@@ -47,36 +47,6 @@ def test_small_graphs_return_the_memory_of_the_last_call(monkeypatch):
     assert any(not torch.equal(a, b) for a, b in zip(first, kept, strict=True))
 
 
-def test_a_rate_is_computed_once_and_not_with_every_number_of_a_vector():
-    graph = make_fx(moved, tracing_mode="fake")(*given()).graph
-    code._once(graph)
-    (rate,) = (
-        node for node in graph.nodes if "pow" in str(node.target) and node.meta["val"].dim() == 0
-    )
-    (user,) = rate.users
-    assert "realize" in str(user.target)
-    assert all(next_.meta["val"].numel() == 5 for next_ in user.users)
-
-
-def test_a_sum_for_later_is_written_down_before_the_next_product(monkeypatch):
-    monkeypatch.setattr(code, "SMALL", 0)
-
-    def steps(x: Tensor, weights: Tensor) -> list[Tensor]:
-        first = x @ weights
-        total = first + x
-        second = (x + first) @ weights  # a sum that the product needs is written down for it
-        return [total + second]
-
-    inputs = [torch.eye(3), torch.ones(3, 3)]
-    graph = make_fx(steps, tracing_mode="fake")(*inputs).graph
-    code._summed(graph)
-    held = [node for node in graph.nodes if "realize" in str(node.target)]
-    assert [node.args[0].name for node in held] == ["add"]
-    assert [user.name for user in held[0].users] == ["add_2"]
-    (found,) = inductor(make_fx(steps)(*inputs), inputs)(list(inputs))
-    assert torch.equal(found, *steps(*inputs))
-
-
 def test_pooling_is_compiled_before_anything_else_was():
     source = (
         "import torch; from fedminimax.engine.inductor import inductor, make_fx\n"

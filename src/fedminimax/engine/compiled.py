@@ -29,7 +29,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedminimax.blocks.schedules import Schedule
 from fedminimax.data.batches import Source
 from fedminimax.engine.device import threads
-from fedminimax.engine.inductor import SMALL, Call, Lending, inductor
+from fedminimax.engine.inductor import Call, Lending, inductor
+from fedminimax.engine.rewrites import SMALL
 from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.vectorised import Span, Vectorised, spans, walk
 from fedminimax.engine.work import (

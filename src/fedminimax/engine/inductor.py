@@ -15,12 +15,19 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedminimax.engine.rewrites import (
+    PRODUCTS,
+    SMALL,
+    in_parts,
+    inserted,
+    once,
+    operation,
+    summed,
+    tensors,
+)
+
 Call = Callable[[list[Tensor]], list[Tensor]]
-SMALL = 1 << 14  # bytes
 _LOCK = Lock()
-_ATEN = torch.ops.aten
-PRODUCTS = {_ATEN.mm, _ATEN.bmm, _ATEN.addmm, _ATEN.baddbmm, _ATEN.convolution}
-COSTLY = {_ATEN.pow, _ATEN.exp, _ATEN.log, _ATEN.sqrt, _ATEN.sin, _ATEN.cos}
 
 
 def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
@@ -34,8 +41,8 @@ def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
         # What the problem holds is real, beside inputs of which only the shape counts.
         lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
         lowered = lower(*given)
-        _once(lowered.graph)
-        _summed(lowered.graph)
+        for rewrite in (in_parts, once, summed):
+            rewrite(lowered.graph)
         if _is_small(lowered.graph):
             # In private parts of torch, which other versions may not have.
             with suppress(Exception):
@@ -63,8 +70,8 @@ class Lending(NamedTuple):
 
 
 def _is_small(graph: fx.Graph) -> bool:
-    found = _tensors(graph)
-    products = any(_operation(node) in PRODUCTS for node in found)
+    found = tensors(graph)
+    products = any(operation(node) in PRODUCTS for node in found)
     return not products and all(value.nbytes <= SMALL for value in found.values())
 
 
@@ -80,7 +87,7 @@ def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Call:
     for node in end.args[0]:
         made = node.op == "call_function" and not getattr(node.target, "is_view", True)
         made = made and node not in returned
-        returned.append(node if made else _inserted(graph, node, _ATEN.clone.default, end))
+        returned.append(node if made else inserted(graph, node, torch.ops.aten.clone.default, end))
     end.args = (returned,)
     with _on_stack():
         settings = {"aot_inductor.allow_stack_allocation": True}
@@ -101,58 +108,6 @@ def _on_stack() -> Iterator[None]:
             yield
         finally:
             common.device_codegens["cpu"] = before
-
-
-def _once(graph: fx.Graph) -> None:
-    """A number that takes a while, such as the rate of a schedule, is computed once: the compiler
-    would compute it again for every few numbers of each vector that it moves."""
-    sizes = {node: value.numel() for node, value in _tensors(graph).items()}
-    late: set[fx.Node] = set()
-    for node in [node for node, size in sizes.items() if size == 1]:
-        if _operation(node) not in COSTLY and not late.intersection(node.all_input_nodes):
-            continue
-        late.add(node)
-        wide = [user for user in node.users if sizes.get(user, 0) > 1]
-        if wide:
-            held = _inserted(graph, node, torch.ops._inductor_test.realize.default, node.next)
-            for user in wide:
-                user.replace_input_with(node, held)
-
-
-def _summed(graph: fx.Graph) -> None:
-    """A sum that is needed only after the next product of matrices is written down where its terms
-    are at hand: the compiler would keep all terms for as long, and read them again."""
-    products, before = 0, {}
-    for node in graph.nodes:
-        before[node] = products
-        products += _operation(node) in PRODUCTS
-    sizes = {node: value.nbytes for node, value in _tensors(graph).items()}
-    for node, size in sizes.items():
-        if _operation(node) is not _ATEN.add or size <= SMALL:
-            continue
-        # Products and what is returned have it written down in any case.
-        users = [u for u in node.users if u.op != "output" and _operation(u) not in PRODUCTS]
-        if users and all(before[user] > before[node] for user in node.users):
-            held = _inserted(graph, node, torch.ops._inductor_test.realize.default, node.next)
-            for user in users:
-                user.replace_input_with(node, held)
-
-
-def _inserted(graph: fx.Graph, of: fx.Node, operation: Callable, before: fx.Node) -> fx.Node:
-    with graph.inserting_before(before):
-        node = graph.call_function(operation, (of,))
-    node.meta = dict(of.meta)
-    return node
-
-
-def _operation(node: fx.Node) -> object:
-    return getattr(node.target, "overloadpacket", None)
-
-
-def _tensors(graph: fx.Graph) -> dict[fx.Node, Tensor]:
-    """What the operations return that return one tensor; of these tensors only the shape counts."""
-    found = ((node, node.meta.get("val")) for node in graph.nodes if node.op == "call_function")
-    return {node: value for node, value in found if isinstance(value, Tensor)}
 
 
 @cache
