@@ -3,6 +3,7 @@
 import torch
 
 from fedminimax.blocks.parted import Parted
+from fedminimax.engine.executors import Choice, _settled
 from fedminimax.engine.threads import Stacked
 
 
@@ -65,3 +66,21 @@ def test_a_vector_in_parts_is_a_row():
     first, again = stacked.whole()
     assert again is first
     assert first.tolist() == [[0, 0, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ((1.0, 1.2, 0.8), 0),  # a close race of short steps
+        ((2.0, 1.2, 1.1), 2),
+        ((2.0, 1.0, 1.2), 2),
+        ((2.0, 1.0, 1.5), 1),
+        ((13.0, 12.0, 10.0), 2),  # long steps
+        ((10.0, 12.0, 12.0), 0),
+        ((90.0, 60.0, 200.0), 0),
+    ],
+)
+def test_a_close_race_is_not_decided_by_noise(seconds, chosen):
+    names = (("vectorised", 1), ("vectorised", 2), ("threads", 2))
+    timed = [Choice(*of, s / 1000) for of, s in zip(names, seconds, strict=True)]
+    assert _settled(timed) is timed[chosen]

@@ -23,6 +23,7 @@ NAMES = ("auto", "debug", "threads", "vectorised", "compiled")
 # On the reference machine, in seconds: what a call of an operation costs, and what compiling it
 # does.
 CALL, COMPILING = 1e-5, 2e-2
+LONG_STEP = 5e-3  # seconds: calls of operations are a small part of it
 WORTH_A_TRACE = 60.0  # a run that would be shorter is not even looked at
 
 
@@ -157,12 +158,19 @@ def fastest(work: Work, cores: int) -> Choice:
             continue
         finally:
             executor.close()
-    # The last bits depend on the executor, so a close race must not be decided by noise. Where all
-    # clients at once on one core are far behind, arithmetic decides, and threads wait least.
-    best = min(timed, key=lambda choice: choice.seconds)
-    if 1.5 * best.seconds >= timed[0].seconds:
-        return timed[0]
-    return timed[-1] if 1.3 * best.seconds >= timed[-1].seconds else best
+    return _settled(timed)
+
+
+def _settled(timed: list[Choice]) -> Choice:
+    """The fastest. The last bits depend on the executor, so a close race must not be decided by
+    noise. Where a step is long, or all clients at once on one core are far behind, arithmetic
+    decides, and threads wait least."""
+    best, first, last = min(timed, key=lambda choice: choice.seconds), timed[0], timed[-1]
+    if best.seconds > LONG_STEP and 1.1 * best.seconds >= last.seconds:
+        return last
+    if 1.5 * best.seconds >= first.seconds:
+        return first
+    return last if 1.3 * best.seconds >= last.seconds else best
 
 
 def _seconds(executor: Executor, work: Work) -> float:
