@@ -274,7 +274,7 @@ def test_measures_are_logged_with_each_evaluation():
 
 
 def test_a_close_race_between_executors_is_not_decided_by_noise(monkeypatch):
-    times = iter([1.0, 1.0, 1.0, 0.9, 0.9, 0.9, 0.8, 0.8, 0.8])
+    times = iter([1e-3] * 3 + [9e-4] * 3 + [8e-4] * 3)
     monkeypatch.setattr("fedminimax.engine.executors._seconds", lambda *_: next(times))
     problem, method = fm.Quadratic(2), fm.LocalSGDA()
     data = QuadraticData(clients=3, dimension=2)

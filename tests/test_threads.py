@@ -1,5 +1,6 @@
 """A client per thread: what clients return is stacked as it is, copied once or not."""
 
+import pytest
 import torch
 
 from fedminimax.blocks.parted import Parted
