@@ -45,10 +45,11 @@ def small_run(method, executor: str = "debug") -> Steady:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", [Worker, FlatWorker], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("which", ["plain", "best"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_loops_by_hand_compute_what_the_engine_computes(method, kind, threads):
+def test_loops_by_hand_compute_what_the_engine_computes(method, which, kind, threads):
     run = small_run(method)
-    loop = method.loop(run, mlp(torch.float64), threads, kind)
+    loop = getattr(method, which)(run, mlp(torch.float64), threads, kind)
     before = run.state.server.x
     loop()
     run()
@@ -67,7 +68,7 @@ def test_the_faster_way_by_hand_is_the_one_to_compare_with(faster, monkeypatch):
         return {way: Times((1.0 if way == faster.way else 2.0,)) for way in calls}
 
     monkeypatch.setattr("fedminimax.bench.by_hand.in_turn", timed)
-    way, loop = fastest(METHODS[0].loop, small_run(METHODS[0]), mlp(torch.float64))
+    way, loop = fastest(METHODS[0].best, small_run(METHODS[0]), mlp(torch.float64))
     assert (way, type(loop.workers[0])) == (faster.way, faster)
 
 
@@ -221,7 +222,8 @@ def test_every_row_of_the_table_is_there_with_its_bound():
     least |= {f"peers.{p}.mlp": 5 for p in others} | {f"peers.{p}.cnn": 1.5 for p in others}
     least |= {"peers.libauc": 1}
     # Every path, against the same work by hand.
-    least |= {"mlp.compiled": 0.9, "mlp.vectorised": 0.9}
+    least |= {f"mlp.{n}": 0.9 for n in ("100.compiled", "1000.compiled", "100.vectorised")}
+    least |= {"portfolio.cpp": 0.9}
     least |= {f"networks.{n}": 0.9 for n in ("cnn.threads", "resnet20.threads", "cnn.evaluation")}
     assert {name: rows[name] for name in least} == {n: at_least(b) for n, b in least.items()}
     most = {

@@ -184,16 +184,36 @@ class SGDALoop(Loop):
 
 
 class CodascaLoop(Loop):
-    """What is the same in each step, of the controls and of the proximal term, is one vector. New
-    controls follow from how far a client has gone (eq. 6): right for a constant rate and no sets,
-    where the method sums up gradients."""
-
     def load(self, worker: Worker, server: Any, store: Any) -> None:
         super().load(worker, server, store)
         self.control = worker.falling(server.control_x, server.control_y)
         kept = [store.states[k] for k in range(len(self.weights))]
         self.own = [worker.falling(k.control_x, k.control_y) for k in kept]
         self.center = worker.primal(worker.split(kept[0].center, server.y))
+
+    def client(self, worker: Worker, number: int) -> tuple[List, ...]:
+        worker.goes_from(self.server)
+        ahead = torch._foreach_sub(self.control, self.own[number])
+        sums = [torch.zeros_like(v) for v in worker.variables]
+        for rows in self.rows[number]:
+            grads = worker.gradient(*worker.batch(rows))
+            pull = torch._foreach_sub(worker.primal(worker.variables), self.center)
+            torch._foreach_add_(worker.primal(grads), pull, alpha=self.method.proximal)
+            torch._foreach_add_(sums, grads)
+            torch._foreach_add_(grads, ahead)
+            torch._foreach_add_(worker.variables, grads, alpha=-self.method.lr.value)
+        torch._foreach_div_(sums, len(self.rows[number]))
+        self.own[number] = sums
+        return worker.variables, sums
+
+    def aggregate(self, *means: List) -> None:
+        self.server, self.control = means
+
+
+class MergedCodascaLoop(CodascaLoop):
+    """In fewer passes: what is the same in each step, of the controls and of the proximal term, is
+    one vector, and new controls follow from how far a client has gone (eq. 6), which is right for
+    a constant rate and no sets."""
 
     def client(self, worker: Worker, number: int) -> tuple[List, ...]:
         worker.goes_from(self.server)
@@ -212,9 +232,6 @@ class CodascaLoop(Loop):
         torch._foreach_sub_(control, ahead)
         self.own[number] = control
         return worker.variables, control
-
-    def aggregate(self, *means: List) -> None:
-        self.server, self.control = means
 
 
 class AdaFGDALoop(Loop):

@@ -26,7 +26,7 @@ def rows() -> list[Row]:
         for method in METHODS:
             name, what = f"mlp.{clients}.{method.name}", WHAT.format(f"{clients:,}", method.name)
             measure = partial(against_loop, clients, method)
-            found.append(Row(name, what, "a loop over clients", at_least(least), measure))
+            found.append(Row(name, what, "a plain loop over clients", at_least(least), measure))
     written = "the same round with its derivatives written out, in torch.compile"
     for clients in (100, 1_000):
         what = f"{WHAT.format(f'{clients:,}', SGDA.name)}, compiled"
@@ -51,7 +51,7 @@ def run_of(clients: int, method: Method, executor: str, threads: int = 1) -> Ste
 def against_loop(clients: int, method: Method, effort: Effort) -> Found:
     cores = threads_for(clients)
     run = run_of(clients, method, "compiled", cores)
-    loop = method.loop(run, mlp())
+    loop = method.plain(run, mlp())
     limit = alone(products(run, method.gradients), cores)
     times = in_turn({"ours": run, "loop": alone(loop), "limit": limit}, effort)
     return faster(times["ours"], times["loop"], run.parts, times["limit"])

@@ -61,8 +61,8 @@ def run_of(network: str, method: Method, executor: str) -> Steady:
 
 def against_loop(network: str, method: Method, effort: Effort) -> Found:
     run = run_of(network, method, "auto")
-    way, loop = fastest(method.loop, run, module_of(network))
-    both = method.loop(run, module_of(network), CORES, type(loop.workers[0]))
+    way, loop = fastest(method.best, run, module_of(network))
+    both = method.best(run, module_of(network), CORES, type(loop.workers[0]))
     times = in_turn({"ours": run, "loop": alone(loop), "both": both}, effort)
     limit = times_faster(times["both"], times["loop"]).median
 
@@ -75,7 +75,7 @@ def against_loop(network: str, method: Method, effort: Effort) -> Found:
 
 def against_threads(network: str, effort: Effort) -> Found:
     run = run_of(network, METHODS[0], "threads")
-    way, loop = fastest(METHODS[0].loop, run, module_of(network), CORES)
+    way, loop = fastest(METHODS[0].best, run, module_of(network), CORES)
     times = in_turn({"ours": run, "loop": loop}, effort)
     return faster(times["ours"], times["loop"], run.parts, times["loop"], way)
 
