@@ -72,8 +72,8 @@ def _memory(effort: Effort) -> Found:
 def _store(effort: Effort) -> Found:
     found = _repeated("store_on_disk", effort, 4 * _rounds(effort))
     why = f"{found[0]['first_megabytes']:.0f} MB of it are there after the first round"
-    held = f"{found[0]['state_megabytes']:.0f} MB of states on the disk"
-    held = f"{held}, a round of {milliseconds(found[0]['seconds'])}"
+    states, seconds = found[0]["state_megabytes"], found[0]["seconds"]
+    held = f"{states:.0f} MB of states on the disk, a round of {milliseconds(seconds)}"
     return _megabytes([one["anonymous_megabytes"] for one in found], why)._replace(other=held)
 
 
