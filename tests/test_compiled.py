@@ -21,11 +21,13 @@ from fedminimax.algorithms.fess_gda import FESSGDA
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.algorithms.local_sgdm_rl import LocalSGDMRL
 from fedminimax.algorithms.scaffold import Scaffold
+from fedminimax.blocks.projections import simplex
 from fedminimax.blocks.schedules import StepDecay
 from fedminimax.data.clients import Clients
-from fedminimax.engine import compiled, executors
+from fedminimax.engine import compiled, executors, graphs
 from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
+from fedminimax.engine.graphs import Graph
 from fedminimax.engine.inductor import Lending, missing_compiler
 from fedminimax.engine.round import play_round, play_rounds
 from fedminimax.engine.simulate import simulate
@@ -78,8 +80,8 @@ class Lent(AsTraced):
 
 @pytest.fixture(autouse=True)
 def nothing_made_before(monkeypatch):
-    monkeypatch.setattr(compiled, "_MADE", {})
-    monkeypatch.setattr(compiled, "_TRACED", {})
+    monkeypatch.setattr(graphs, "_MADE", {})
+    monkeypatch.setattr(graphs, "_TRACED", {})
 
 
 def played(
@@ -144,7 +146,7 @@ def test_what_a_graph_lends_is_copied_before_the_next_call(row):
 
 @pytest.mark.parametrize("row", [row for row in FIRST if row.name in SIX], ids=lambda r: r.name)
 def test_large_fields_have_the_same_mean(row, monkeypatch):
-    monkeypatch.setattr(compiled, "SMALL", 0)
+    monkeypatch.setattr(graphs, "SMALL", 0)
     same(row, Compiled(compiler=AsTraced()))
 
 
@@ -207,6 +209,28 @@ class Counting(Compiled):
 
 
 @pytest.mark.parametrize(
+    ("project", "chained"), [(torch.clone, True), (simplex, False)], ids=["stack", "sorted"]
+)
+def test_machine_code_plays_rounds_in_a_row_to_the_same_bits(project, chained, monkeypatch):
+    """Of the sort in the projection torch has no code of its own, and lends nothing then."""
+
+    def loss(x, y, batch):
+        return (y * (batch.rows[0] - x).square().mean(0)).sum() - y.square().sum()
+
+    calls = []
+    real = Graph.run_on
+    monkeypatch.setattr(Graph, "run_on", lambda *given: calls.append(1) or real(*given))
+    clients = Clients([(torch.randn(5, 2) + k,) for k in range(4)], batch_size=2)
+    problem = Minimax(loss, torch.zeros(2), torch.full((2,), 0.5), project_y=project)
+    ends = []
+    for together in (1, 2, 12):
+        federation, state, store = federation_of(problem, LocalSGDA(0.05, 0.05), clients)
+        ends.append(played(federation, state, store, Compiled(), 12, together).server)
+    assert all(torch.equal(end.x, ends[0].x) and torch.equal(end.y, ends[0].y) for end in ends)
+    assert bool(calls) == chained
+
+
+@pytest.mark.parametrize(
     ("method", "counts"),
     [
         (LocalSGDA(0.05, 0.05, local_steps=2), [9]),
@@ -261,8 +285,8 @@ def test_runs_that_differ_in_rates_share_their_graph():
 
 def test_runs_that_differ_in_rates_and_seeds_are_traced_once(monkeypatch):
     traced = []
-    plain = compiled.trace
-    monkeypatch.setattr(compiled, "trace", lambda *a: traced.append(1) or plain(*a))
+    plain = graphs.trace
+    monkeypatch.setattr(graphs, "trace", lambda *a: traced.append(1) or plain(*a))
     compiler = AsTraced()
     for rate in (0.1, 0.01):
         row = Row("", FESSGDA(rate, 0.05, local_steps=2), lambda: Quadratic(3), noisy_by_size)

@@ -55,3 +55,46 @@ def test_pooling_is_compiled_before_anything_else_was():
         "assert torch.equal(*inductor(make_fx(pool)(x), [x])([x]), *pool(x))"
     )
     subprocess.run([sys.executable, "-c", source], check=True)
+
+
+ROWS = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, float("nan")]], dtype=torch.float64)
+
+
+def summed(total: Tensor, rows: Tensor, row: Tensor) -> list[Tensor]:
+    new = total + rows.index_select(0, row)[0]
+    return [new, torch.isfinite(new).all()]
+
+
+@pytest.fixture(scope="module")
+def summing() -> Lending:
+    given = [torch.zeros(2, dtype=torch.float64), ROWS, torch.tensor([0])]
+    call = inductor(make_fx(summed)(*given), given)
+    assert isinstance(call, Lending)
+    return call
+
+
+def chained(call: Lending, *rows: int) -> tuple[bool, list[float]]:
+    """The total after a call of its own and one for each of the rows, and whether all went well."""
+    total, _ = call([torch.zeros(2, dtype=torch.float64), ROWS, torch.tensor([0])])
+    assert call.chained is not None
+    changing = {2: [torch.tensor([row]) for row in rows]}
+    good = call.chained(len(rows), [total, ROWS, torch.tensor([0])], changing, 2)
+    return good, total.tolist()
+
+
+def test_calls_that_are_chained_go_on_from_each_other(summing):
+    assert chained(summing, 1) == (True, [4.0, 6.0])
+    assert chained(summing, 1, 0, 1, 1) == (True, [11.0, 16.0])
+
+
+def test_a_chain_ends_where_a_number_is_not_finite_or_the_code_fails(summing):
+    assert chained(summing, 1, 2, 0)[0] is False
+    assert chained(summing, 1, 7, 0)[0] is False
+    assert chained(summing, 0) == (True, [2.0, 4.0])
+
+
+def test_without_the_private_parts_of_torch_calls_are_not_chained(monkeypatch):
+    monkeypatch.setattr("fedminimax.engine.chained.ENTRY", "no_such_part")
+    call = made(1 << 14, monkeypatch)
+    assert isinstance(call, Lending)
+    assert call.chained is None

@@ -1,12 +1,17 @@
 """Rewritten graphs give the numbers of what was traced."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from test_compiled import FIRST, same
 from test_inductor import given, moved
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedminimax.engine import rewrites
+from fedminimax.engine import graphs, rewrites
+from fedminimax.engine import inductor as making
+from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.inductor import inductor
 from fedminimax.engine.rewrites import in_parts, once, summed
 
@@ -96,3 +101,25 @@ def test_what_asks_for_the_whole_gets_it(other, monkeypatch):
     in_parts(traced.graph)
     traced.recompile()
     assert torch.equal(*traced(x), *steps(x))
+
+
+def as_rewritten(module: fx.GraphModule, given: list[Tensor]) -> Callable:
+    """In the place of a compiler: the graph that it would get, operation by operation."""
+    lowered = making.rewritten(module, given)
+    for node in list(lowered.graph.nodes):
+        if node.target is torch.ops._inductor_test.realize.default:
+            node.replace_all_uses_with(node.args[0])
+            lowered.graph.erase_node(node)
+    lowered.graph.lint()
+    lowered.recompile()
+    return lambda tensors: lowered(*tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", FIRST, ids=lambda row: row.name)
+def test_rewritten_graphs_compute_what_clients_one_by_one_compute(row, monkeypatch):
+    for module in (graphs, making, rewrites):
+        monkeypatch.setattr(module, "SMALL", 0)  # or nothing would be large enough here
+    monkeypatch.setattr(graphs, "_MADE", {})
+    monkeypatch.setattr(graphs, "_TRACED", {})
+    same(row, Compiled(compiler=as_rewritten))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from fedminimax.data import batches
-from fedminimax.data.batches import Sampler
+from fedminimax.data.batches import Pool, Sampler
 from fedminimax.data.clients import Clients
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.problems.auc import AUC
@@ -47,6 +49,22 @@ def test_words_are_the_ones_written_down():
         3952385035,
         1894531029,
     ]
+
+
+def test_words_of_arrays_wrap_around_as_those_of_whole_numbers():
+    numbers = np.array([[-1], [0], [2**40 + 3]])
+    found = words(7, numbers, 5, np.arange(2))
+    assert found.dtype == np.int64
+    assert found.tolist() == [[words(7, n, 5, i) for i in range(2)] for n in numbers[:, 0].tolist()]
+
+
+def test_rows_are_the_ones_written_down():
+    """Resumed runs and deployed sites count on them."""
+    sizes, cohort = np.array([3, 40, 9, 64, 33, 5]), np.array([0, 1, 3, 4, 5])
+    pool = Pool(np.cumsum(sizes) - sizes, sizes, 1234)
+    taken = [pool.take(cohort, np.arange(first, first + 7), 8) for first in (0, 7, 30)]
+    content = b"".join(rows.astype("<i8").tobytes() for rows in taken)
+    assert hashlib.blake2s(content).hexdigest()[:8] == "c4847719"
 
 
 @pytest.mark.parametrize("shift", [0, 8, 16, 24])

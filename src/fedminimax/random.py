@@ -45,18 +45,35 @@ def _mix(h: Any) -> Any:
 def words(key: int, *numbers: Any) -> Any:
     """Hash of integers, or of broadcastable int64 tensors or numpy arrays, to 32-bit words.
 
-    Only operators are used, so all three give the same bits.
+    All three give the same bits.
 
     >>> import torch
     >>> words(7, torch.arange(3)).tolist() == words(7, np.arange(3)).tolist()
     True
     """
+    if any(isinstance(number, np.ndarray) for number in numbers):
+        return _words_of_arrays(key, numbers)
     h = key
     for number in numbers:
         # 0x9E3779B9 (the golden ratio) keeps neighbouring numbers, and the zero, apart before
         # mixing.
         h = _mix((h + 0x9E3779B9 + number) & _MASK)
     return h
+
+
+def _words_of_arrays(key: int, numbers: tuple[Any, ...]) -> np.ndarray:
+    """The same in 32 bits, in which products of numpy have their modulus by themselves: a fifth of
+    the passes, each over half the bytes."""
+    h = np.array([key & _MASK], dtype=np.uint32)
+    for number in numbers:
+        own = np.atleast_1d(np.asarray(number)).astype(np.uint32)
+        h = h + (own + np.uint32(0x9E3779B9))
+        h ^= h >> 16
+        h *= np.uint32(0x7FEB352D)
+        h ^= h >> 15
+        h *= np.uint32(0x846CA68B)
+        h ^= h >> 16
+    return h.astype(np.int64).reshape(np.broadcast_shapes(*map(np.shape, numbers)))
 
 
 def distinct(key: int, count: int, below: int) -> np.ndarray:

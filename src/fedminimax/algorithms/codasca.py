@@ -105,7 +105,7 @@ class Codasca(StagewiseProximal):
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         lr, g = at(self.lr, clock), self.proximal_gradients(problem, client, batch, clock)
-        sums = {"sum_x": client.sum_x + g.x, "sum_y": client.sum_y + g.y}
+        sums = {"sum_x": plus(client.sum_x, 1.0, g.x), "sum_y": client.sum_y + g.y}
         # g - c^k + c, where g was.
         g = Point(plus(client.ahead_x, 1.0, g.x, spent=True), g.y + client.ahead_y)
         x = problem.project_x(plus(client.x, -lr, g.x, spent=True))  # v^k_{r,t+1}

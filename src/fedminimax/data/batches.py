@@ -70,8 +70,11 @@ class Pool:
         which = epoch[0][place] + np.arange(ends[-1]) - starts[place]
         order = self._orders(kind, cohort, place, which)
         self._memo[kind] = Shuffled(cohort, epoch[-1], order[ends - 1])
-        column = (slot[..., None] * count + np.arange(count)) % sizes[:, None]
-        return order[(starts + epoch - epoch[0])[..., None], column]
+        column = slot[..., None] * count + np.arange(count)
+        if int(sizes.min()) < count:
+            column %= sizes[:, None]
+        column += ((starts + epoch - epoch[0]) * order.shape[1])[..., None]
+        return order.ravel().take(column)
 
     def _orders(
         self, kind: int, cohort: np.ndarray, place: np.ndarray, epoch: np.ndarray
@@ -80,7 +83,7 @@ class Pool:
         sizes = self.sizes[cohort[place]]
         position = np.arange(int(sizes.max()))
         known, memo = np.zeros(len(place), dtype=bool), self._memo.get(kind)
-        order = np.empty((len(place), len(position)), dtype=np.int64)
+        order = np.empty((len(place), len(position)), dtype=np.int32)  # less to copy
         if memo is not None and np.array_equal(cohort, memo.cohort):
             known = epoch == memo.epoch[place]
             order[known] = memo.order[place[known]]
@@ -91,9 +94,12 @@ class Pool:
             # The position rides in the low bits: keys never tie, and sorting values beats an
             # argsort. Positions behind a client's last row sort to the end, so one sort serves all
             # sizes.
-            keys = np.where(position[None, :] < length, (keys << 30) | position, _LAST)
+            keys <<= 30
+            keys |= position
+            np.copyto(keys, _LAST, where=position[None, :] >= length)
             keys.sort(axis=1)
-            order[new] = keys & (_POSITIONS - 1)
+            keys &= _POSITIONS - 1
+            order[new] = keys
         return order
 
 
@@ -179,6 +185,11 @@ class Source(NamedTuple):
     def numbers_per_step(self) -> int:
         each = sum(math.prod(column.shape[1:]) for column in self.columns)
         return math.prod(self.index.shape[1:]) * each
+
+    def rounds(self, count: int) -> tuple[Tensor, ...]:
+        """The row numbers of each of so many rounds with equally many steps."""
+        alike = len(self.index) == 1
+        return (self.index,) * count if alike else self.index.chunk(count)
 
     def stacked(self, step: int, levels: int) -> Draw:
         chosen = self.index[step] if len(self.index) > 1 else self.index[0]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fedminimax.engine.chained import Chained, chained
 from fedminimax.engine.rewrites import (
     PRODUCTS,
     SMALL,
@@ -34,20 +35,26 @@ def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
     """C++ for inputs like the given ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its own use of what it has deprecated
-        # Late: a second that only those pay who compile.
-        from torch._inductor import lowering  # noqa: F401, because decompositions count on it
-        from torch._inductor.decomposition import select_decomp_table
-
-        # What the problem holds is real, beside inputs of which only the shape counts.
-        lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
-        lowered = lower(*given)
-        for rewrite in (in_parts, once, summed):
-            rewrite(lowered.graph)
+        lowered = rewritten(module, given)
         if _is_small(lowered.graph):
             # In private parts of torch, which other versions may not have.
             with suppress(Exception):
                 return _compiled_small(copy.deepcopy(lowered), given)
         return _compiled(lowered, given)
+
+
+def rewritten(module: fx.GraphModule, given: list[Tensor]) -> fx.GraphModule:
+    """The same in the operations that the compiler knows, as it is given to it."""
+    # Late: a second that only those pay who compile.
+    from torch._inductor import lowering  # noqa: F401, because decompositions count on it
+    from torch._inductor.decomposition import select_decomp_table
+
+    # What the problem holds is real, beside inputs of which only the shape counts.
+    lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
+    lowered = lower(*given)
+    for rewrite in (in_parts, once, summed):
+        rewrite(lowered.graph)
+    return lowered
 
 
 def _compiled(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Call:
@@ -64,6 +71,7 @@ class Lending(NamedTuple):
     """Code that writes what it returns where its last call in this thread did."""
 
     code: Call
+    chained: Chained | None = None  # many calls, where that can be done
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
         return self.code(tensors)
@@ -91,7 +99,8 @@ def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Call:
     end.args = (returned,)
     with _on_stack():
         settings = {"aot_inductor.allow_stack_allocation": True}
-        return Lending(_compiled(lowered, given, **settings))
+        code = _compiled(lowered, given, **settings)
+    return Lending(code, chained(code))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from fedminimax.engine.work import (
 )
 from fedminimax.metrics.optimality import Drift
 from fedminimax.random import distinct, key, words
-from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem, whole
+from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,14 @@ class Federation:
         if phase.steps is not None:
             return np.full(len(cohort), phase.steps, dtype=np.int64)
         own = self.algorithm.steps
+        if self._same_steps:
+            return np.full(len(cohort), own(round, 0), dtype=np.int64)
         return np.array([own(round, k) for k in cohort.tolist()], dtype=np.int64)
+
+    @cached_property
+    def _same_steps(self) -> bool:
+        """Is the number of steps the same for all clients and rounds?"""
+        return getattr(self.algorithm.steps, "__func__", None) is Algorithm.steps
 
     def clocks(self, first: Clock, count: int, drawn: int) -> list[Clock]:
         """The times of so many rounds of one phase that begin with the first."""
@@ -112,10 +119,10 @@ class Federation:
         rounds = (first.round + ahead).unbind()
         iterations = (first.iteration + drawn * ahead).unbind()
         begun = int(first.round)
-        stages = [whole(self.algorithm.stage(begun + i), ahead.device) for i in range(count)]
-        fixed = first._asdict()
+        numbers = [self.algorithm.stage(begun + i) for i in range(count)]
+        stages = torch.tensor(numbers, dtype=first.stage.dtype, device=ahead.device).unbind()
         return [
-            Clock(**fixed | {"round": r, "iteration": i, "stage": s})
+            first._replace(round=r, iteration=i, stage=s)
             for r, i, s in zip(rounds, iterations, stages, strict=True)
         ]
 
@@ -123,8 +130,7 @@ class Federation:
         """Has that round this phase and no other, with these steps of all clients?"""
         if self.algorithm.phases(round) != (phase,):
             return False
-        inherited = getattr(self.algorithm.steps, "__func__", None) is Algorithm.steps
-        same = inherited or phase.steps is not None
+        same = self._same_steps or phase.steps is not None
         return same or np.array_equal(self._steps(round, phase, self.everyone), steps)
 
     def _share(self, phase: Phase, cohort: np.ndarray) -> float:

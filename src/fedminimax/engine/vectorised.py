@@ -56,6 +56,7 @@ class Span(NamedTuple):
     count: int
     opens: bool  # does the phase begin with it?
     closes: bool  # and end?
+    of_all: bool = True  # are all clients in it, or a group?
 
 
 def spans(steps: int, most: int) -> Iterator[Span]:

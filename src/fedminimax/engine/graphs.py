@@ -1,0 +1,408 @@
+"""Phases as graphs of operations: the batches, all clients under vmap or a group of them, their
+mean and the server's step, traced once.
+
+Whatever changes from round to round is an input of the graph: the time, and with it all schedules,
+the row numbers of the batches, the cohort, and the method's own rates. So one graph serves all
+rounds of a kind, and all runs that differ in rates only.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Hashable
+from dataclasses import fields, replace
+from functools import partial, reduce
+from types import FunctionType, MethodType, NoneType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functionalize
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedminimax.blocks.schedules import Schedule
+from fedminimax.data.batches import Source
+from fedminimax.engine.groups import Group
+from fedminimax.engine.inductor import Call, Lending
+from fedminimax.engine.rewrites import SMALL
+from fedminimax.engine.trees import flat, rebuilt, tree_map
+from fedminimax.engine.vectorised import Span, walk
+from fedminimax.engine.work import Exchanged, Work, bad_field, bytes_of, weighted
+from fedminimax.types import Algorithm, Clock, Phase, Problem, whole
+
+HOOKS = ("broadcast", "receive", "local_step", "send", "aggregate")
+Compiler = Callable[[GraphModule, list[Tensor]], Call]
+
+
+class Inputs(NamedTuple):
+    """All that a graph depends on, except for its shapes."""
+
+    server: Any
+    state: Any  # what the clients kept, or where they are in the middle of a phase
+    source: Source
+    first: Tensor  # the number of the first step
+    clock: Clock
+    steps: Tensor
+    cohort: Tensor
+    weights: Tensor
+    rates: tuple[Tensor, ...] = ()
+
+    @staticmethod
+    def of(work: Work, state: Any, span: Span) -> Inputs:
+        source = work.draws.source
+        if len(source.index) > span.count:
+            own = source.index[span.first : span.first + span.count]
+            source = source._replace(index=own)
+        steps, cohort = work.placed(work.steps), work.placed(work.cohort)
+        place = whole(span.first), work.clock
+        return Inputs(work.server, state, source, *place, steps, cohort, work.weights)
+
+    def among(self, group: Group) -> Inputs:
+        """Those of a group; a client that is also in the group before has no weight in it."""
+        own = group.rows
+        source = self.source._replace(
+            index=self.source.index[:, :, own], filled=self.source.filled[own]
+        )
+        weights = self.weights[own]
+        if group.again:
+            weights = weights.clone()
+            weights[: group.again] = 0
+        return self._replace(
+            state=tree_map(lambda field: field[own], self.state),
+            source=source,
+            steps=self.steps[own],
+            cohort=self.cohort[own],
+            weights=weights,
+        )
+
+    @property
+    def bytes_each(self) -> int:
+        """About what a client needs in a phase: its rows, what it keeps, and vectors like those of
+        the server: its own, a gradient, and what becomes of the two."""
+        source, count = self.source, len(self.cohort)
+        rows = len(source.index) * source.numbers_per_step * source.columns[0].element_size()
+        return (rows + bytes_of(self.state)) // count + 3 * bytes_of(self.server)
+
+
+class Places(NamedTuple):
+    """Where things are among the flat inputs."""
+
+    server: slice
+    state: slice
+    index: int
+    clock: slice
+
+    @staticmethod
+    def of(inputs: Inputs) -> Places:
+        server, state = len(flat(inputs.server)), len(flat(inputs.state))
+        index = server + state + len(inputs.source.columns)
+        clock = len(flat(inputs[: inputs._fields.index("clock")]))
+        ends = server + state, clock + len(inputs.clock)
+        return Places(slice(server), slice(server, ends[0]), index, slice(clock, ends[1]))
+
+    @property
+    def changing(self) -> list[int]:
+        """Those of a round's batches and of its clock."""
+        return [self.index, *range(self.clock.start, self.clock.stop)]
+
+
+class Closing(NamedTuple):
+    """All that the server's step depends on, after groups of clients."""
+
+    server: Any
+    averages: Any  # each group's part of the mean, stacked
+    finite: Tensor  # likewise
+    clock: Clock
+    rates: tuple[Tensor, ...] = ()
+
+
+CLOSING = Span(0, 0, opens=False, closes=True, of_all=False)  # no step of a client's
+
+
+class Partly(NamedTuple):
+    """What the graph of a group returns."""
+
+    average: Any  # its part of the mean
+    kept: Any
+    finite: Tensor
+
+
+class Ended(NamedTuple):
+    """What the graph that closes a phase returns; any other returns where the clients are."""
+
+    server: Any
+    kept: Any
+    finite: Tensor
+
+
+class Graph(NamedTuple):
+    """A span of a phase, ready to be called."""
+
+    call: Call
+    used: tuple[int, ...]  # the inputs that matter; each takes time to hand over
+    form: Any  # what it returns is built like this
+    bytes_up: int  # from each client
+    bytes_down: int
+    rates: tuple[Tensor, ...]
+    serves: tuple[Phase, Problem]  # keeps alive what the key of this graph names
+
+    def run(self, given: list[Tensor]) -> list[Tensor]:
+        """What is returned may be overwritten by the next run; `own` is to be called in time."""
+        whole = [*given, *self.rates]
+        return self.call([whole[place] for place in self.used])
+
+    def exchanged(self, work: Work, ended: Ended) -> Exchanged:
+        """What a phase leaves behind that ends like this."""
+        bad = None
+        if not bool(ended.finite):
+            bad = bad_field(ended.server, ended.kept) or "mean of the replies"
+        up, down = (len(work.cohort) * each for each in (self.bytes_up, self.bytes_down))
+        return Exchanged(ended.server, ended.kept, up, down, bad)
+
+    def own(self, returned: list[Tensor]) -> list[Tensor]:
+        return [v.clone() for v in returned] if isinstance(self.call, Lending) else returned
+
+    def keeps(self, places: Places) -> bool:
+        """Do clients keep as many tensors as they had?"""
+        return len(flat(self.form.kept)) == places.state.stop - places.state.start
+
+    def chains(self, given: list[Tensor], returned: list[Tensor]) -> bool:
+        """Can `run_on` follow a run that was given what the run before had returned? Torch leaves
+        the stack for some operations and for many numbers: such code lends nothing."""
+        if not isinstance(self.call, Lending) or self.call.chained is None:
+            return False
+        pairs = zip(given, returned, strict=True)
+        return all(old.data_ptr() == new.data_ptr() for old, new in pairs if new.numel())
+
+    def run_on(self, given: list[Tensor], places: list[int], news: list[list[Tensor]]) -> bool:
+        """Further runs with new inputs in these places, without Python between them. The others are
+        what the last run was given, some of it lent by the run before; where that was is what the
+        last of these returns. Says whether all numbers are finite."""
+        assert isinstance(self.call, Lending)
+        assert self.call.chained is not None
+        whole = [*given, *self.rates]
+        at = {place: number for number, place in enumerate(self.used)}
+        columns = zip(places, zip(*news, strict=True), strict=True)
+        changing = {at[place]: column for place, column in columns if place in at}
+        inputs, returned = [whole[p] for p in self.used], len(flat(self.form))
+        return self.call.chained(len(news), inputs, changing, returned)
+
+
+class Traced(NamedTuple):
+    module: GraphModule
+    used: tuple[int, ...]
+    form: Any
+    bytes_up: int
+    bytes_down: int
+    rates: tuple[Tensor, ...]
+
+
+def trace(work: Work, span: Span, inputs: Inputs | Closing) -> Traced:
+    """The operations of a span, as a graph."""
+    form: Any = None
+    bytes_up = bytes_down = 0
+
+    def operations(*tensors: Tensor) -> list[Tensor]:
+        nonlocal form, bytes_up, bytes_down
+        given: Inputs | Closing = rebuilt(inputs, list(tensors))
+        phase = _with_rates(work.phase, given.rates)
+        own = replace(work, phase=phase, server=given.server, clock=given.clock)
+        if isinstance(given, Closing):
+            average = tree_map(lambda parts: parts.sum(0), given.averages)
+            server = phase.aggregate(own.problem, own.server, average, own.clock)
+            form = Ended(server, (), _finite(average, server) & given.finite.all())
+            return flat(form)
+        depth = work.problem.depth
+        draws = tuple(given.source.stacked(number, depth) for number in range(span.count))
+        form = walk(own, given.state, draws, span, given.first, given.steps, given.cohort)
+        if span.closes:
+            bytes_up, bytes_down = bytes_of(form.up) // len(given.cohort), bytes_of(own.down)
+            average, sent = _mean(form.up, given.weights), form.up
+            if not span.of_all:
+                form = Partly(average, form.kept, _finite(average, form.kept, known=sent))
+                return flat(form)
+            server = phase.aggregate(own.problem, own.server, average, own.clock)
+            finite = _finite(average, server, form.kept, known=sent)
+            form = Ended(server, form.kept, finite)
+        return flat(form)
+
+    # What writes into a tensor becomes an operation that makes a new one.
+    module = make_fx(functionalize(operations))(*apart(inputs))
+    module.graph.eliminate_dead_code()
+    places = enumerate(node for node in module.graph.nodes if node.op == "placeholder")
+    used, idle = [], []
+    for place, node in places:
+        (used if node.users else idle).append((place, node))
+    for _, node in idle:
+        module.graph.erase_node(node)
+    module.recompile()
+    form = tree_map(lambda tensor: torch.empty(0), form)  # only its structure is needed
+    return Traced(module, tuple(p for p, _ in used), form, bytes_up, bytes_down, inputs.rates)
+
+
+def _mean(up: Any, weights: Tensor) -> Any:
+    """`work.mean`, of small fields in operations that become one with those around them. Of large
+    ones they would compute each client's last step again, a few numbers of every row at a time."""
+
+    def average(field: Tensor) -> Tensor:
+        if field.nbytes > SMALL:
+            return weighted(field, weights)
+        return (weights.to(field).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
+
+    return tree_map(average, up)
+
+
+def apart(inputs: Inputs | Closing) -> list[Tensor]:
+    """Each input as a tensor of its own: what is one object would be traced as one input, also
+    where a later round has two."""
+    return [v.contiguous().detach() for v in flat(inputs)]
+
+
+def _finite(*values: Any, known: Any = ()) -> Tensor:
+    """What is kept and also sent has a part in the average, which tells of it."""
+    sent = {id(v) for v in flat(known)}
+    looked = {id(v): v for v in flat(values) if id(v) not in sent}.values()
+    checked = [torch.isfinite(v).all() for v in looked if v.is_floating_point() and v.numel()]
+    return reduce(torch.logical_and, checked) if checked else torch.ones((), dtype=torch.bool)
+
+
+_TRACED: dict[tuple, Traced] = {}
+_MADE: dict[tuple, Callable] = {}
+MOST_HELD = 100  # graphs of either kind, in a process
+
+
+def _bounded(held: dict, key: tuple, value: Any) -> None:
+    if len(held) >= MOST_HELD:
+        del held[next(iter(held))]
+    held[key] = value
+
+
+def compiled(module: GraphModule, given: list[Tensor], compiler: Compiler) -> Callable:
+    """What the compiler makes of a graph; of equal graphs, once in a process."""
+    digest = hashlib.blake2s(module.code.encode())
+    digest.update(repr([(v.shape, v.stride(), v.dtype) for v in given]).encode())
+    held = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+    for name, value in sorted(held.items()):  # what the problem and the method hold
+        digest.update(f"{name} {_plain(value)}".encode())
+    key = (digest.hexdigest(), compiler, torch.get_num_threads())
+    if key not in _MADE:
+        _bounded(_MADE, key, compiler(module, given))
+    return _MADE[key]
+
+
+def traced(work: Work, span: Span, inputs: Inputs | Closing, examine: Callable[[], Any]) -> Traced:
+    """The span's graph, perhaps as another run in this process has traced it. `examine` is to say
+    what is wrong with the clients' own work, if there is something."""
+    rates = _rates(work)
+    for given in (rates, ()):
+        key = _known(work, span, flat(inputs), bool(given))
+        if key is not None and key in _TRACED:
+            return _TRACED[key]._replace(rates=given)
+    try:
+        found = trace(work, span, inputs._replace(rates=rates))
+    except Exception:
+        # A rate that decides which way the method goes must stay a number.
+        examine()
+        found = trace(work, span, inputs)
+    key = _known(work, span, flat(inputs), bool(found.rates))
+    if key is not None:
+        _bounded(_TRACED, key, found)
+    return found
+
+
+class _NotPlainError(Exception):
+    pass
+
+
+def _known(work: Work, span: Span, given: list[Tensor], lifted: bool) -> tuple | None:
+    """Equal for spans of different runs that trace alike; None where that cannot be told: a problem
+    may hold functions or a network."""
+    owner = _owner(work.phase)
+    # What a class of the user's depends on beside its attributes may change in a process.
+    ours = all(type(v).__module__.startswith("fedminimax.") for v in (work.problem, owner))
+    if owner is None or not ours:
+        return None
+    try:
+        problem = tuple((name, _plain(value)) for name, value in sorted(vars(work.problem).items()))
+        numbers = dict(_numbers(owner)) if lifted else {}
+        values = [(field.name, getattr(owner, field.name)) for field in fields(owner)]
+        method = tuple((name, "" if name in numbers else _plain(v)) for name, v in values)
+    except _NotPlainError:
+        return None
+    hooks = tuple(getattr(work.phase, name).__func__ for name in HOOKS)
+    shapes = tuple((v.shape, v.dtype) for v in given)
+    kinds = (type(work.problem), type(owner), type(work.server), type(work.kept))
+    return (kinds, problem, method, lifted, hooks, work.leave, span[1:], work.unequal, shapes)
+
+
+def _plain(value: Any) -> Hashable:
+    """The value, or what stands for it, if it is nothing but data."""
+    if isinstance(value, Tensor):
+        content = hashlib.blake2s(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+        return str(value.dtype), tuple(value.shape), content
+    if isinstance(value, Schedule):
+        return type(value), *(_plain(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, tuple | list):
+        return type(value), *map(_plain, value)
+    if isinstance(value, str | int | float | NoneType):
+        return type(value), value
+    raise _NotPlainError
+
+
+def kind(work: Work, span: Span, given: list[Tensor]) -> tuple:
+    """Equal for spans of which one graph can serve both."""
+    hooks = tuple(_same(getattr(work.phase, name)) for name in HOOKS)
+    shapes = tuple((v.shape, v.dtype) for v in given)
+    return id(work.problem), hooks, work.leave, span[1:], work.unequal, shapes
+
+
+def _same(value: Any) -> Hashable:
+    """Equal for hooks that do the same. Functions are made anew for each round; their instructions
+    and what they hold are not."""
+    if isinstance(value, MethodType):
+        return value.__func__, _same(value.__self__)
+    if isinstance(value, partial):
+        named = tuple(sorted(value.keywords.items()))
+        return _same(value.func), _same(value.args), _same(named)
+    if isinstance(value, FunctionType):
+        held = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        named = tuple(sorted((value.__kwdefaults__ or {}).items()))
+        return value.__code__, _same(held), _same(value.__defaults__), _same(named)
+    if isinstance(value, tuple):
+        return type(value), *map(_same, value)
+    return value if isinstance(value, str | int | float | NoneType) else id(value)
+
+
+def _rates(work: Work) -> tuple[Tensor, ...]:
+    """The numbers of a method that are not whole: rates, weights, radii. They have the precision of
+    the run, so that a number of the method's state keeps its own."""
+    owner = _owner(work.phase)
+    dtype = next((v.dtype for v in flat(work.server) if v.is_floating_point()), torch.float64)
+    numbers = () if owner is None else _numbers(owner)
+    return tuple(torch.tensor(value, dtype=dtype) for _, value in numbers)
+
+
+def _with_rates(phase: Phase, rates: tuple[Tensor, ...]) -> Phase:
+    """The same phase, of a method whose numbers are these tensors."""
+    if not rates:
+        return phase
+    owner = _owner(phase)
+    assert owner is not None
+    same = copy.copy(owner)
+    for (name, _), rate in zip(_numbers(owner), rates, strict=True):
+        object.__setattr__(same, name, rate)
+    return replace(phase, **{n: getattr(phase, n).__func__.__get__(same) for n in HOOKS})
+
+
+def _owner(phase: Phase) -> Algorithm | None:
+    """The one method that all hooks are bound to, if there is one."""
+    first, *others = (getattr(getattr(phase, name), "__self__", None) for name in HOOKS)
+    return first if isinstance(first, Algorithm) and all(o is first for o in others) else None
+
+
+def _numbers(algorithm: Algorithm) -> list[tuple[str, float]]:
+    values = ((field.name, getattr(algorithm, field.name)) for field in fields(algorithm))
+    # A method may leave out what has a rate of 0.
+    return [(name, value) for name, value in values if isinstance(value, float) and value]

@@ -1,0 +1,65 @@
+"""Clients in groups, of which each goes through a whole phase while its numbers are in the cache of
+one core. All clients at once would write every step's numbers to memory, and read them again."""
+
+from __future__ import annotations
+
+import math
+from threading import Lock
+from typing import NamedTuple
+
+from torch import Tensor
+
+HELD = 4 << 20  # bytes of a group's clients, not all of which are in use at once
+FEW = 16 << 20  # bytes of all clients: of no more, groups take as long in calls as they save
+LEAST = 8  # clients in a group: with fewer, calls take longer than memory
+
+
+class Group(NamedTuple):
+    """Clients that follow each other in the cohort."""
+
+    number: int
+    first: int
+    size: int
+    again: int = 0  # how many of them, at the beginning, are also in the group before
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.first + self.size)
+
+
+def groups(count: int, each: int) -> list[Group]:
+    """So many clients of so many bytes, in groups of equal size: one graph serves all. None, if
+    they are better off together.
+
+    >>> groups(100, 100_000)
+    []
+    >>> [(group.first, group.size, group.again) for group in groups(1000, 20_000)]
+    [(0, 200, 0), (200, 200, 0), (400, 200, 0), (600, 200, 0), (800, 200, 0)]
+    >>> [(group.first, group.size, group.again) for group in groups(43, 400_000)]
+    [(0, 9, 0), (9, 9, 0), (18, 9, 0), (27, 9, 0), (34, 9, 2)]
+    """
+    size = math.ceil(count / max(1, math.ceil(count * each / HELD)))
+    if count * each <= FEW or size < LEAST:
+        return []
+    found = []
+    for number, start in enumerate(range(0, count, size)):
+        first = min(start, count - size)
+        found.append(Group(number, first, size, start - first))
+    return found
+
+
+class Whole:
+    """Tensors of all clients, which the groups fill while their own are in the cache."""
+
+    def __init__(self, clients: int):
+        self._clients = clients
+        self.tensors: list[Tensor] = []
+        self._lock = Lock()
+
+    def put(self, group: Group, found: list[Tensor]) -> None:
+        with self._lock:
+            if not self.tensors:
+                self.tensors = [v.new_empty((self._clients, *v.shape[1:])) for v in found]
+        rows = slice(group.first + group.again, group.first + group.size)
+        for held, own in zip(self.tensors, found, strict=True):
+            held[rows].copy_(own[group.again :])
