@@ -72,7 +72,11 @@ def test_the_faster_way_by_hand_is_the_one_to_compare_with(faster, monkeypatch):
     assert (way, type(loop.workers[0])) == (faster.way, faster)
 
 
-@pytest.mark.parametrize("by_hand", [batched.vmapped, batched.written_out])
+def written_in_groups(given: batched.Given) -> tuple[torch.Tensor, torch.Tensor]:
+    return batched.added(map(batched.written_out, batched.in_groups(given, 2)))
+
+
+@pytest.mark.parametrize("by_hand", [batched.vmapped, batched.written_out, written_in_groups])
 def test_batched_rounds_by_hand_compute_what_the_engine_computes(by_hand):
     run = small_run(METHODS[0])
     x, y = by_hand(batched.given_by(run))
@@ -106,6 +110,7 @@ def test_the_loop_in_cpp_computes_what_the_engine_computes(monkeypatch):
     np.testing.assert_allclose(weights, server.inner[0][1:].numpy(), rtol=1e-10)
     np.testing.assert_allclose(v1, server.momentum[0].numpy(), rtol=1e-10)
     np.testing.assert_allclose(v2, server.momentum[1][1:].numpy(), rtol=1e-10)
+    assert np.full(1, np.finfo(float).tiny)[0] / 4 > 0  # it has left subnormal numbers alone
 
 
 def test_calls_are_timed_in_turn_and_may_measure_themselves():

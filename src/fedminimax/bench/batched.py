@@ -3,14 +3,16 @@ with the derivatives written out; and the part of it that no method can leave ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedminimax.bench.ours import Steady
+from fedminimax.engine.inductor import inductor
 
 FEATURES, HIDDEN = 64, 32
 SIZES = (HIDDEN * FEATURES, HIDDEN, HIDDEN, 1, 1, 1)  # of the weights, a and b
@@ -28,6 +30,10 @@ class Given(NamedTuple):
     share: float
     lr: float
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.x, self.y, self.features, self.labels, self.index, self.weights]
+
 
 def given_by(run: Steady) -> Given:
     federation, state = run.federation, run.state
@@ -36,6 +42,17 @@ def given_by(run: Steady) -> Given:
     weights = (federation.weights / federation.weights.sum()).to(features.dtype)
     share, lr = problem.positive_share, method.primal_lr  # type: ignore[attr-defined]
     return Given(state.server.x, state.server.y, features, labels, index, weights, share, lr)
+
+
+def in_groups(given: Given, size: int) -> list[Given]:
+    """The same for so many clients at a time; their results add up to those of all."""
+    parts = zip(given.index.split(size, 1), given.weights.split(size), strict=True)
+    return [given._replace(index=index.contiguous(), weights=own) for index, own in parts]
+
+
+def added(results: Iterable[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
+    x, y = zip(*results, strict=True)
+    return torch.stack(x).sum(0), torch.stack(y).sum(0)
 
 
 def vmapped(given: Given) -> tuple[Tensor, Tensor]:
@@ -82,6 +99,17 @@ def written_out(given: Given) -> tuple[Tensor, Tensor]:
         y = y + lr * y_slope
     x = torch.cat([first.flatten(1), shift, second, last, a, b], 1)
     return given.weights @ x, given.weights @ y
+
+
+def machine_code(given: Given) -> Callable[[Given], list[Tensor]]:
+    """`written_out` for what is shaped like this, without the guards of `torch.compile`."""
+
+    def operations(*tensors: Tensor) -> list[Tensor]:
+        own = dict(zip(Given._fields, tensors, strict=False))
+        return list(written_out(given._replace(**own)))
+
+    code = inductor(make_fx(operations)(*given.tensors), given.tensors)
+    return lambda own: code(own.tensors)
 
 
 def products(run: Steady, gradients: int) -> Callable[[], None]:

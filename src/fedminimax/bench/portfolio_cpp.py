@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
-from torch._inductor import cpp_builder
 
 from fedminimax.bench.ours import Steady
 from fedminimax.bench.table import CannotMeasureError
+from fedminimax.engine.chained import library
 
 SOURCE = r"""
 #include <algorithm>
@@ -85,7 +83,11 @@ extern "C" void play(double *vectors, double *numbers, const double *returns, co
     }
 }
 """
-FLAGS = ("-O3", "-march=native", "-ffast-math", "-shared", "-fPIC", "-std=c++17")
+# What -ffast-math says, one by one: with that name the library would also switch off subnormal
+# numbers in the whole process that loads it.
+FAST_MATH = ("-fassociative-math", "-freciprocal-math", "-ffinite-math-only", "-fno-math-errno")
+FAST_MATH += ("-fno-signed-zeros", "-fno-trapping-math")
+FLAGS = ("-O3", "-march=native", *FAST_MATH)
 
 
 class CppRun:
@@ -116,11 +118,8 @@ class CppRun:
 
 
 def compiled() -> ctypes.CDLL:
-    with tempfile.TemporaryDirectory(prefix="fedminimax-") as folder:
-        source, library = Path(folder) / "portfolio.cpp", Path(folder) / "portfolio.so"
-        source.write_text(SOURCE)
-        command = [cpp_builder.get_cpp_compiler(), *FLAGS, str(source), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise CannotMeasureError(f"the loop in C++ was not compiled: {done.stderr[:300]}")
-        return ctypes.CDLL(str(library))
+    try:
+        return library(SOURCE, FLAGS)
+    except subprocess.CalledProcessError as error:
+        told = error.stderr[:300]
+        raise CannotMeasureError(f"the loop in C++ was not compiled: {told}") from error
