@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 
 import pytest
 import torch
@@ -487,6 +488,17 @@ def test_a_figure_is_drawn_beside_the_table_and_is_the_same_every_time(file, tmp
         assert f">{text}</text>" in drawn
     assert cli.main(arguments) == 0
     assert (tmp_path / "page.svg").read_text() == drawn
+
+
+def test_without_matplotlib_a_comparison_with_a_figure_is_not_begun(
+    file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    file.write_text(FILE.replace("[compare]", '[compare]\nfigure = "curves"'))
+    folder, page = tmp_path / "runs", tmp_path / "page.md"
+    assert cli.main(["compare", str(file), "--folder", str(folder), "-o", str(page)]) == 2
+    assert "install fedminimax[plots], or leave [compare] figure out" in capsys.readouterr().err
+    assert not folder.exists()
 
 
 def test_a_figure_of_nothing_varied_is_refused(file, tmp_path, capsys):

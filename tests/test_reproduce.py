@@ -3,6 +3,7 @@
 import csv
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,14 @@ def test_missing_data_are_a_sentence_and_a_failure_where_asked_for(papers, capsy
     assert "images: not reachable here: MNIST: there is no " in text
     assert "fedminimax data fetch mnist" in text
     assert not Path("runs/reproduce/images").exists()
+
+
+def test_without_matplotlib_nothing_is_begun(papers, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, text = said(capsys, "saddle")
+    assert code == 2
+    assert text.endswith("a figure needs matplotlib: install fedminimax[plots]\n")
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,12 @@ from fedminimax.experiment import (
 )
 from fedminimax.metrics.ranking import auc
 from fedminimax.report import html, portfolio, tracking
-from fedminimax.report.comparison import Spending, compare
+from fedminimax.report.comparison import Comparison, Spending, compare
 from fedminimax.report.comparison_table import markdown, ranking_table
 from fedminimax.report.datasets import sources_table
 from fedminimax.report.demo import demo
 from fedminimax.report.equal_cost import side_by_side
-from fedminimax.report.figures import draw, draw_charts
+from fedminimax.report.figures import NO_FIGURE, draw, draw_charts, matplotlib_or
 from fedminimax.report.papers import read_contents, read_entries
 from fedminimax.report.progress import RunProgress
 from fedminimax.report.reproduce import (
@@ -514,6 +514,8 @@ def _compare_file(options: argparse.Namespace) -> int:
     path, *others = options.folders
     if others or options.workers < 1:
         raise ValueError("give one comparison file at a time, and at least one worker")
+    if options.output is not None and Comparison(path).plan.figure:
+        matplotlib_or(NO_FIGURE)
     folder = options.folder or RUNS / path.stem
     found = compare(path, folder, options.workers, options.at)
     if options.output is None:
@@ -560,6 +562,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         raise ValueError(f"there is no entry {unknown[0]!r}; {suggest(unknown[0], entries)}")
     if options.seeds is not None and options.seeds < 1:
         raise ValueError(f"--seeds is {options.seeds}; give at least 1")
+    matplotlib_or()
     chosen = [entries[name] for name in options.names or entries]
     output = options.output or options.folder
     order = Order(options.budget, options.seeds, not options.done, options.folder, output)

@@ -14,19 +14,25 @@ from fedminimax.report.charts import Chart, Series, axes
 from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
 from fedminimax.report.comparison_table import tied
 
+NO_FIGURE = "leave [compare] figure out"
 MANY = 10  # lines whose names would cover a chart
 STYLES = list(itertools.product(("-", "--", ":"), ("o", "s", "^", "v", "D", "x", "*")))
+
+
+def matplotlib_or(otherwise: str = "") -> Any:
+    """The library. Commands that draw after hours of runs ask for it before the first."""
+    try:
+        import matplotlib
+    except ImportError:
+        wanted = "a figure needs matplotlib: install fedminimax[plots]"
+        raise ValueError(f"{wanted}, or {otherwise}" if otherwise else wanted) from None
+    return matplotlib
 
 
 @contextmanager
 def drawing(otherwise: str) -> Iterator[None]:
     """Where matplotlib may be used; `otherwise` is what one can do without it."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError(
-            f"a figure needs matplotlib: install fedminimax[plots], or {otherwise}"
-        ) from None
+    matplotlib = matplotlib_or(otherwise)
     # No random names in the file, so that the same runs give the same bytes.
     settings: Any = {"svg.hashsalt": "fedminimax", "svg.fonttype": "none", "backend": "agg"}
     with matplotlib.rc_context(settings):
@@ -41,7 +47,7 @@ def save(figure: Any, path: Path) -> None:
 
 def draw(comparison: Comparison, lines: list[Line], *paths: Path) -> None:
     """The figure that the file asks for."""
-    with drawing("leave [compare] figure out"):
+    with drawing(NO_FIGURE):
         kinds = {"last": _last, "curves": _curves}
         figure = kinds[comparison.plan.figure or "curves"](comparison.plan, lines)
         for path in paths:
