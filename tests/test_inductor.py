@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedminimax.engine import inductor as code
+from fedminimax.engine.chained import chained as engine_chained
 from fedminimax.engine.inductor import Lending, inductor
 
 
@@ -77,8 +80,8 @@ def chained(call: Lending, *rows: int) -> tuple[bool, list[float]]:
     """The total after a call of its own and one for each of the rows, and whether all went well."""
     total, _ = call([torch.zeros(2, dtype=torch.float64), ROWS, torch.tensor([0])])
     assert call.chained is not None
-    changing = {2: [torch.tensor([row]) for row in rows]}
-    good = call.chained(len(rows), [total, ROWS, torch.tensor([0])], changing, 2)
+    every_other = torch.tensor([(row, -1) for row in rows])[:, :1]  # rows need not be neighbours
+    good = call.chained(len(rows), [total, ROWS, torch.tensor([0])], {2: every_other}, 2)
     return good, total.tolist()
 
 
@@ -98,3 +101,25 @@ def test_without_the_private_parts_of_torch_calls_are_not_chained(monkeypatch):
     call = made(1 << 14, monkeypatch)
     assert isinstance(call, Lending)
     assert call.chained is None
+
+
+def test_code_that_lets_go_of_python_by_itself_is_not_chained(summing, tmp_path):
+    """It would end the process: the loop over calls has not got it."""
+    (entry,) = (cell.cell_contents for cell in summing.code.current_callable.__closure__)
+    made = Path(entry.__self__.__file__)
+
+    def chained_as(text: str):
+        copy = tmp_path / made.name
+        copy.write_bytes(made.read_bytes())
+        copy.with_suffix(".cpp").write_text(text)
+        library = SimpleNamespace(__file__=str(copy))
+        bound = SimpleNamespace(__self__=library)
+        return engine_chained(SimpleNamespace(current_callable=lambda: bound))
+
+    text = made.with_suffix(".cpp").read_text()
+    assert chained_as(text) is not None
+    first = "inputs = steal_from_raw_handles_to_raii_handles"
+    assert first in text
+    assert (
+        chained_as(text.replace(first, f"py::gil_scoped_release_simple release; {first}")) is None
+    )

@@ -386,7 +386,7 @@ class Watch:
 
     def phase(self, phase: Phase) -> Phase:
         names = ("broadcast", "receive", "local_step", "send", "aggregate")
-        return replace(phase, **{n: self.hook(n, getattr(phase, n)) for n in names})
+        return phase._replace(**{n: self.hook(n, getattr(phase, n)) for n in names})
 
     def hook(self, name: str, function: Any) -> Any:
         def checked(*arguments: Any) -> Any:

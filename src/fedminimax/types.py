@@ -265,8 +265,7 @@ class Problem(ABC):
         return {"loss": float(loss)}
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """One exchange of a round: the server broadcasts, the clients receive, step and send, the
     server aggregates."""
 
@@ -358,10 +357,9 @@ class Algorithm:
 
     def phase(self, **changes: Any) -> Phase:
         """The usual exchange, with changes."""
-        hooks = {
-            n: getattr(self, n) for n in ("broadcast", "receive", "local_step", "send", "aggregate")
-        }
-        return Phase(**{**hooks, **changes})
+        hooks = self.broadcast, self.receive, self.local_step, self.send, self.aggregate
+        usual = Phase(*hooks)
+        return usual._replace(**changes) if changes else usual
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         return (self.phase(),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from fedminimax.algorithms._tracked import MoveThenTrack, Tracked, check_weight, storm_tracked
@@ -66,7 +66,7 @@ class FederatedDescentAscent(MoveThenTrack):
             steps=1,
             gradients=2,
         )
-        return *phases[:-1], replace(phases[-1], aggregate=self.aggregate_and_move), again
+        return *phases[:-1], phases[-1]._replace(aggregate=self.aggregate_and_move), again
 
     def local_phases(self, round: int) -> tuple[Phase, ...]:
         return (self.phase(gradients=2) if round else self.first_phase(gradients=2),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -77,7 +77,7 @@ class FedNest(Collecting):
             send=self.send_dual_control, aggregate=self.set_dual_control, data=self.control_data
         )
         # x is known from the first exchange on: only y travels anew
-        again = replace(first, broadcast=self.broadcast_dual, receive=self.receive_dual)
+        again = first._replace(broadcast=self.broadcast_dual, receive=self.receive_dual)
         inner = self.phase(
             broadcast=self.broadcast_dual_control,
             local_step=self.dual_step,
@@ -86,7 +86,7 @@ class FedNest(Collecting):
             steps=self.inner_steps,
             gradients=2,
         )
-        collect = replace(again, send=self.send_primal_control, aggregate=self.set_primal_control)
+        collect = again._replace(send=self.send_primal_control, aggregate=self.set_primal_control)
         outer = self.phase(
             broadcast=self.broadcast_primal_control,
             local_step=self.primal_step,

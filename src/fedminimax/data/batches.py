@@ -186,10 +186,12 @@ class Source(NamedTuple):
         each = sum(math.prod(column.shape[1:]) for column in self.columns)
         return math.prod(self.index.shape[1:]) * each
 
-    def rounds(self, count: int) -> tuple[Tensor, ...]:
+    def rounds(self, count: int) -> Tensor:
         """The row numbers of each of so many rounds with equally many steps."""
         alike = len(self.index) == 1
-        return (self.index,) * count if alike else self.index.chunk(count)
+        if alike:
+            return self.index.expand(count, *self.index.shape)
+        return self.index.unflatten(0, (count, -1))
 
     def stacked(self, step: int, levels: int) -> Draw:
         chosen = self.index[step] if len(self.index) > 1 else self.index[0]

@@ -19,12 +19,23 @@ from torch import Tensor
 # Torch's C interface to tensors, and the function that its compiler writes: it takes handles of the
 # inputs, which it disposes of, and gives back handles of what it returns.
 SOURCE = r"""
+#include <cstring>
+
 typedef void *Handle;
 
+struct Column {  // an input of which each call has its own
+    char *place;
+    const char *first;
+    long size, step;  // bytes
+};
+
 extern "C" long play(void (*code)(Handle *, Handle *), int (*open)(Handle, Handle *),
-                     int (*close)(Handle), int (*data)(Handle, void **), void **tensors, long calls,
-                     long inputs, long outputs, Handle *given, Handle *returned) {
-    for (long call = 0; call < calls; call++, tensors += inputs) {
+                     int (*close)(Handle), int (*data)(Handle, void **), void **tensors,
+                     long inputs, const Column *columns, long changing, long outputs,
+                     Handle *given, Handle *returned, long calls) {
+    for (long call = 0; call < calls; call++) {
+        for (const Column *c = columns; c < columns + changing; c++)
+            std::memcpy(c->place, c->first + call * c->step, c->size);
         for (long i = 0; i < inputs; i++)
             if (open(tensors + i, given + i)) {
                 while (i--) close(given[i]);
@@ -44,6 +55,7 @@ extern "C" long play(void (*code)(Handle *, Handle *), int (*open)(Handle, Handl
 }
 """
 ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"
+ENDS = "} // inductor_entry_impl"  # what follows it in the text is for Python
 INTERFACE = (
     "aoti_torch_new_tensor_handle",
     "aoti_torch_delete_tensor_object",
@@ -54,33 +66,43 @@ Player = tuple[Callable[..., int], *tuple[ctypes.c_void_p, ...]]
 
 class Chained(NamedTuple):
     """Calls of one function that torch's compiler has written. It must write what it returns where
-    its last call did, and the last tensor that it returns must be a flag."""
+    its last call did, the last tensor that it returns must be a flag, and it must leave Python
+    alone: other threads have it meanwhile."""
 
     code: ctypes.c_void_p
     player: Player
 
     def __call__(
-        self,
-        calls: int,
-        inputs: Sequence[Tensor],
-        changing: Mapping[int, Sequence[Tensor]],
-        outputs: int,
+        self, calls: int, inputs: Sequence[Tensor], columns: Mapping[int, Tensor], outputs: int
     ) -> bool:
-        """So many calls with these inputs, of which each call has its own in the changing places;
-        says whether all have set the flag."""
-        tensors = np.tile(_addresses(inputs), (calls, 1))
-        for place, column in changing.items():
-            tensors[:, place] = _addresses(column)
-        room = np.empty(len(inputs), dtype=np.int64), np.empty(outputs, dtype=np.int64)
-        whole, given, returned = (ctypes.c_void_p(v.ctypes.data) for v in (tensors, *room))
-        sizes = map(ctypes.c_long, (calls, len(inputs), outputs))
+        """So many calls with these inputs. In the places that have a column, a call has its own row
+        of that; says whether all have set the flag."""
+        own = {place: column[0].clone() for place, column in columns.items()}
+        tensors = [own.get(place, tensor) for place, tensor in enumerate(inputs)]
+        # All that a tensor is to torch's C interface begins with such an address.
+        held = _numbers([tensor._cdata for tensor in tensors])
+        described = _numbers([_column(own[place], rows) for place, rows in columns.items()])
+        room = _numbers([0] * len(inputs)), _numbers([0] * outputs)
+        whole, changing, given, returned = map(_start, (held, described, *room))
+        sizes = map(ctypes.c_long, (len(inputs), len(columns), outputs, calls))
+        inside, moving, leaving, count = sizes
         play, *interface = self.player
-        return play(self.code, *interface, whole, *sizes, given, returned) == calls
+        about = (whole, inside, changing, moving, leaving, given, returned, count)
+        return play(self.code, *interface, *about) == calls
 
 
-def _addresses(tensors: Sequence[Tensor]) -> np.ndarray:
-    """All that a tensor is to torch's C interface begins with such an address."""
-    return np.array([tensor._cdata for tensor in tensors], dtype=np.int64)
+def _column(place: Tensor, rows: Tensor) -> tuple[int, int, int, int]:
+    """As the loop has it; the rows may lie anywhere, each in one piece."""
+    assert rows[0].is_contiguous()
+    return place.data_ptr(), rows.data_ptr(), place.nbytes, rows.stride(0) * rows.element_size()
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def _start(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def chained(compiled: Any) -> Chained | None:
@@ -88,9 +110,12 @@ def chained(compiled: Any) -> Chained | None:
     of torch, which other versions may lack."""
     with suppress(Exception):
         (entry,) = (cell.cell_contents for cell in compiled.current_callable.__closure__)
-        library = ctypes.CDLL(entry.__self__.__file__)
+        made = Path(entry.__self__.__file__)
+        # Python must not be given up by code that is called without it.
+        if "py::gil_" in made.with_suffix(".cpp").read_text().partition(ENDS)[0]:
+            return None
         if (player := _player()) is not None:
-            return Chained(_address(library, ENTRY), player)
+            return Chained(_address(ctypes.CDLL(str(made)), ENTRY), player)
     return None
 
 
@@ -103,15 +128,13 @@ def _player() -> Player | None:
 
 
 def _built() -> Player:
-    play = library(SOURCE, ("-O2",), ctypes.PyDLL).play  # the code lets other threads run by itself
+    play = library(SOURCE, ("-O2",)).play
     play.restype = ctypes.c_long
     torch_itself = ctypes.CDLL(torch._C.__file__)
     return play, *(_address(torch_itself, name) for name in INTERFACE)
 
 
-def library(
-    source: str, flags: Sequence[str], load: Callable[[str], ctypes.CDLL] = ctypes.CDLL
-) -> ctypes.CDLL:
+def library(source: str, flags: Sequence[str]) -> ctypes.CDLL:
     """What a text in C++ defines, compiled and loaded."""
     from torch._inductor import cpp_builder
 
@@ -121,7 +144,7 @@ def library(
         asked = (*flags, "-shared", "-fPIC", "-std=c++17", str(text), "-o", str(made))
         command = [cpp_builder.get_cpp_compiler(), *asked]
         subprocess.run(command, check=True, capture_output=True, text=True)
-        return load(str(made))
+        return ctypes.CDLL(str(made))
 
 
 def _address(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:

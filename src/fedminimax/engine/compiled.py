@@ -11,7 +11,7 @@ Methods and problems know nothing of this: they are pure functions of tensors.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from fedminimax.engine.groups import Group, Whole, groups
 from fedminimax.engine.inductor import inductor
 from fedminimax.engine.trees import flat, rebuilt
 from fedminimax.engine.vectorised import Span, Vectorised, spans
-from fedminimax.engine.work import ClientError, Exchanged, Executor, Result, Work
+from fedminimax.engine.work import ClientError, Exchanged, Executor, Result, Work, at, stack
 from fedminimax.types import Clock, Phase
 
 MOST_KINDS = 64  # of phases, in a run
@@ -86,7 +86,7 @@ class Compiled(Executor):
         if work.clock.round.device.type != "cpu":
             return self.eager.exchange(work)  # the machine code is the host's
         parts = _parts(work)
-        done = self._in_groups(work, [work.clock], parts) if parts else self._at_once(work)
+        done = self._in_groups(work, stack([work.clock]), parts) if parts else self._at_once(work)
         return done or self.eager.exchange(work)
 
     def _at_once(self, work: Work) -> Exchanged | None:
@@ -106,7 +106,7 @@ class Compiled(Executor):
         assert graph is not None
         return graph.exchanged(work, state)
 
-    def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
+    def repeat(self, work: Work, clocks: Clock) -> Exchanged | None:
         if work.clock.round.device.type != "cpu":
             return None
         parts = _parts(work)
@@ -114,39 +114,38 @@ class Compiled(Executor):
         done = together(work, clocks)
         return None if done is None or done.bad else done
 
-    def _in_a_row(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
+    def _in_a_row(self, work: Work, clocks: Clock) -> Exchanged | None:
         """What one round returns goes into the next as it is, and is looked at in the end."""
         span = next(spans(work.most_steps, UNROLLED))
         if not span.closes:
             return None
-        inputs = Inputs.of(work, work.kept, span)
-        given = _contiguous(inputs)
-        places, batches = Places.of(inputs), work.draws.source.rounds(len(clocks))
-        news = [[index, *clock] for index, clock in zip(batches, clocks, strict=True)]
+        inputs, count = Inputs.of(work, work.kept, span), len(clocks.round)
+        given, places = _contiguous(inputs), Places.of(inputs)
+        batches = work.draws.source.rounds(count)
+        columns = dict(zip(places.changing, (batches, *clocks), strict=True))
         moving, flags = places.state.stop, list[Tensor]()
         with threads(self.threads), torch.no_grad():
             graph = self._graph(work, span, inputs, given)
             if graph is None or type(graph.form.server) is not type(work.server):
                 return None
             with self.part(COMPILED):
-                for number, new in enumerate(news):
-                    for place, value in zip(places.changing, new, strict=True):
-                        given[place] = value
+                for number in range(count):
+                    for place, column in columns.items():
+                        given[place] = column[number]
                     *moved, finite = graph.run(given)
                     flags += graph.own([finite])
                     if number == 0 and _shapes(moved) != _shapes(given[:moving]):
                         return None  # the next round is of another kind
-                    if number == 1 and news[2:] and graph.chains(given[:moving], moved):
-                        if not graph.run_on(given, places.changing, news[2:]):
+                    if number == 1 and count > 2 and graph.chains(given[:moving], moved):
+                        rest = {place: column[2:] for place, column in columns.items()}
+                        if not graph.run_on(given, rest):
                             return None
                         break
                     given[:moving] = [v.contiguous() for v in moved]
         ended = rebuilt(graph.form, [*graph.own(given[:moving]), torch.stack(flags).all()])
         return graph.exchanged(work, ended)
 
-    def _in_groups(
-        self, work: Work, clocks: Sequence[Clock], parts: list[Group]
-    ) -> Exchanged | None:
+    def _in_groups(self, work: Work, clocks: Clock, parts: list[Group]) -> Exchanged | None:
         """Rounds in which clients go through the phase group by group, as many groups at a time as
         there are threads; None, if that cannot be compiled, or the rounds are of other kinds."""
         (span,) = spans(work.most_steps, UNROLLED)
@@ -156,14 +155,15 @@ class Compiled(Executor):
         given = [_contiguous(each) for each in own]
         places, server, flags = Places.of(inputs), work.server, list[Tensor]()
         before = _shapes(given[0][: places.state.stop])
-        batches = work.draws.source.rounds(len(clocks))
+        count = len(clocks.round)
+        batches = work.draws.source.rounds(count)
         with threads(1), torch.no_grad():
             graph = self._graph(work, span, own[0], given[0])
-            if graph is None or (len(clocks) > 1 and not graph.keeps(places)):
+            if graph is None or (count > 1 and not graph.keeps(places)):
                 return None
             grouped = Grouped(graph, places, given, Whole(len(work.cohort)))
-            for number, (clock, index) in enumerate(zip(clocks, batches, strict=True), start=1):
-                last = number == len(clocks)
+            for number, index in enumerate(batches):
+                last, clock = number == count - 1, at(clocks, number)
                 play = partial(grouped.play, _contiguous(server), clock, index, last)
                 with self.part(COMPILED):
                     *average, finite = map(torch.stack, zip(*self._map(play, parts), strict=True))

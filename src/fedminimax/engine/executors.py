@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedminimax.engine.compiled import Compiled, not_compiled
@@ -90,7 +89,7 @@ class Auto(Executor):
         self._choose(work)
         return self._chosen.exchange(work)
 
-    def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
+    def repeat(self, work: Work, clocks: Clock) -> Exchanged | None:
         return self._chosen.repeat(work, clocks)
 
     def close(self) -> None:

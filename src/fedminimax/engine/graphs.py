@@ -176,18 +176,15 @@ class Graph(NamedTuple):
         pairs = zip(given, returned, strict=True)
         return all(old.data_ptr() == new.data_ptr() for old, new in pairs if new.numel())
 
-    def run_on(self, given: list[Tensor], places: list[int], news: list[list[Tensor]]) -> bool:
-        """Further runs with new inputs in these places, without Python between them. The others are
-        what the last run was given, some of it lent by the run before; where that was is what the
-        last of these returns. Says whether all numbers are finite."""
+    def run_on(self, given: list[Tensor], columns: dict[int, Tensor]) -> bool:
+        """Further runs, each with its own rows of these columns in their places. The other inputs
+        are what the last run was given, some of it lent by the run before; where that was is what
+        the last of these returns. Says whether all numbers are finite."""
         assert isinstance(self.call, Lending)
         assert self.call.chained is not None
-        whole = [*given, *self.rates]
-        at = {place: number for number, place in enumerate(self.used)}
-        columns = zip(places, zip(*news, strict=True), strict=True)
-        changing = {at[place]: column for place, column in columns if place in at}
-        inputs, returned = [whole[p] for p in self.used], len(flat(self.form))
-        return self.call.chained(len(news), inputs, changing, returned)
+        whole, count = [*given, *self.rates], len(next(iter(columns.values())))
+        own = {at: columns[place] for at, place in enumerate(self.used) if place in columns}
+        return self.call.chained(count, [whole[p] for p in self.used], own, len(flat(self.form)))
 
 
 class Traced(NamedTuple):
@@ -393,7 +390,7 @@ def _with_rates(phase: Phase, rates: tuple[Tensor, ...]) -> Phase:
     same = copy.copy(owner)
     for (name, _), rate in zip(_numbers(owner), rates, strict=True):
         object.__setattr__(same, name, rate)
-    return replace(phase, **{n: getattr(phase, n).__func__.__get__(same) for n in HOOKS})
+    return phase._replace(**{n: getattr(phase, n).__func__.__get__(same) for n in HOOKS})
 
 
 def _owner(phase: Phase) -> Algorithm | None:

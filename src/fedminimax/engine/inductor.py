@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -109,10 +109,23 @@ def _on_stack() -> Iterator[None]:
     from torch._inductor.codegen import common
     from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
 
+    class Held(CppWrapperCpuArrayRef):
+        """Does not let other threads have Python during a call, which takes less time than getting
+        it back, and is free to be called by those who have not got it."""
+
+        @staticmethod
+        def create(*given: Any, **named: Any) -> Held:
+            return Held()
+
+        def write_wrapper_decl(self) -> None:
+            super().write_wrapper_decl()
+            lines = self.prefix._lines
+            self.prefix._lines = [line for line in lines if "gil_scoped_release" not in str(line)]
+
     common.init_backend_registration()
     with _LOCK:
         before = common.device_codegens["cpu"]
-        common.device_codegens["cpu"] = replace(before, cpp_wrapper_codegen=CppWrapperCpuArrayRef)
+        common.device_codegens["cpu"] = replace(before, cpp_wrapper_codegen=Held)
         try:
             yield
         finally:

@@ -69,8 +69,8 @@ class Federation:
     @cached_property
     def complete(self) -> bool:
         """Do all clients take part in every round, as far as phases say nothing else?"""
-        inherited = getattr(self.algorithm.draw_cohort, "__func__", None) is Algorithm.draw_cohort
-        return inherited and self.cohort == len(self.clients)
+        own = _overrides(self.algorithm, "draw_cohort")
+        return not own and self.cohort == len(self.clients)
 
     def draw_cohort(self, server: Any, round: int, phase: int) -> np.ndarray:
         if self.complete:
@@ -111,27 +111,35 @@ class Federation:
     @cached_property
     def _same_steps(self) -> bool:
         """Is the number of steps the same for all clients and rounds?"""
-        return getattr(self.algorithm.steps, "__func__", None) is Algorithm.steps
+        return not _overrides(self.algorithm, "steps")
 
-    def clocks(self, first: Clock, count: int, drawn: int) -> list[Clock]:
-        """The times of so many rounds of one phase that begin with the first."""
-        ahead = torch.arange(count, device=first.round.device)
-        rounds = (first.round + ahead).unbind()
-        iterations = (first.iteration + drawn * ahead).unbind()
-        begun = int(first.round)
-        numbers = [self.algorithm.stage(begun + i) for i in range(count)]
-        stages = torch.tensor(numbers, dtype=first.stage.dtype, device=ahead.device).unbind()
-        return [
-            first._replace(round=r, iteration=i, stage=s)
-            for r, i, s in zip(rounds, iterations, stages, strict=True)
-        ]
+    def clocks(self, first: Clock, count: int, drawn: int) -> Clock:
+        """The times of so many rounds of one phase that begin with the first, stacked."""
+        ahead, begun = torch.arange(count, device=first.round.device), int(first.round)
+        stages = first.stage.expand(count)
+        if _overrides(self.algorithm, "stage"):
+            numbers = [self.algorithm.stage(begun + i) for i in range(count)]
+            stages = torch.tensor(numbers, dtype=first.stage.dtype, device=ahead.device)
+        same = Clock(*(number.expand(count) for number in first))
+        rounds, iterations = first.round + ahead, first.iteration + drawn * ahead
+        return same._replace(round=rounds, iteration=iterations, stage=stages)
 
-    def alike(self, round: int, phase: Phase, steps: np.ndarray) -> bool:
-        """Has that round this phase and no other, with these steps of all clients?"""
-        if self.algorithm.phases(round) != (phase,):
-            return False
-        same = self._same_steps or phase.steps is not None
-        return same or np.array_equal(self._steps(round, phase, self.everyone), steps)
+    def alike(self, begun: int, most: int, phase: Phase, steps: np.ndarray) -> int:
+        """Of so many rounds from that one on, how many have this phase and no other, with these
+        steps of all clients, before one that has not?"""
+        own = self.algorithm
+        same_phases = not _overrides(own, "phases", "phase")
+        same_steps = self._same_steps or phase.steps is not None
+        if same_phases and same_steps:
+            return most
+        for round in range(begun, begun + most):
+            if not same_phases and own.phases(round) != (phase,):
+                return round - begun
+            if not same_steps and not np.array_equal(
+                self._steps(round, phase, self.everyone), steps
+            ):
+                return round - begun
+        return most
 
     def _share(self, phase: Phase, cohort: np.ndarray) -> float:
         if phase.cohort == "auxiliary":
@@ -246,10 +254,7 @@ def _repeated(
     each = int(steps.max())
     if not 0 < each <= executor.repeatable:
         return None
-    end = state.round + 1
-    while end < state.round + most and federation.alike(end, phase, steps):
-        end += 1
-    count = end - state.round
+    count = 1 + federation.alike(state.round + 1, most - 1, phase, steps)
     if count == 1:
         return None
     drawn = each if phase.data == "minibatch" else 0
@@ -265,6 +270,14 @@ def _repeated(
     store.save(cohort, done.kept)
     cost = state.cost + Cost(*(count * spent for spent in phase_cost(work, done)))
     return State(state.round + count, state.iteration + count * drawn, done.server, cost)
+
+
+def _overrides(algorithm: Algorithm, *names: str) -> bool:
+    """Has the method hooks of its own of these names?"""
+    return any(
+        getattr(getattr(algorithm, name), "__func__", None) is not getattr(Algorithm, name)
+        for name in names
+    )
 
 
 def _not_finite(work: Work, bad: str, crew: Crew) -> str:

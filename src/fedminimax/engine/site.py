@@ -9,7 +9,6 @@ several phases, that of the round's beginning, where a server that was killed st
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,7 +163,7 @@ class Worker:
         phases = algorithm.phases(key.round)
         clock = Clock.at(**about["clock"])
         down = self._down(phases[key.phase], message, clock)
-        phase = replace(phases[key.phase], broadcast=lambda server, clock: down)
+        phase = phases[key.phase]._replace(broadcast=lambda server, clock: down)
         before = self._start(start)
         store = Store(algorithm.keep)
         if before is not None:

@@ -123,11 +123,11 @@ class Executor(ABC):
         bad = bad_field(average, new, kept, known=up)
         return Exchanged(new, kept, bytes_of(up), down, bad)
 
-    def repeat(self, work: Work, clocks: Sequence[Clock]) -> Exchanged | None:
-        """The phase once for each clock, in rounds that differ in nothing else but their batches,
-        of which `work` has those of all rounds; returned is what the last of them leaves behind.
-        None: it cannot be done, or a number is not finite; the rounds are then to be played one by
-        one."""
+    def repeat(self, work: Work, clocks: Clock) -> Exchanged | None:
+        """The phase once for each of the stacked times, in rounds that differ in nothing else but
+        their batches, of which `work` has those of all rounds; returned is what the last of them
+        leaves behind. None: it cannot be done, or a number is not finite; the rounds are then to be
+        played one by one."""
         return None
 
     @property
@@ -137,6 +137,11 @@ class Executor(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Gives back what the executor holds, if anything."""
+
+
+def at(clocks: Clock, number: int) -> Clock:
+    """One of stacked times."""
+    return Clock(*(numbers[number] for numbers in clocks))
 
 
 def begin(work: Work, kept: Any, clock: Clock) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -245,8 +244,7 @@ class Drift:
 
     def watched(self, phases: Sequence[Phase]) -> tuple[Phase, ...]:
         return tuple(
-            replace(
-                phase,
+            phase._replace(
                 send=partial(self._send, phase.send),
                 aggregate=partial(self._aggregate, phase.aggregate),
             )
