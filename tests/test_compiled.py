@@ -28,7 +28,7 @@ from fedminimax.engine import compiled, executors, graphs
 from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.graphs import Graph
-from fedminimax.engine.inductor import Lending, missing_compiler
+from fedminimax.engine.inductor import Code, missing_compiler
 from fedminimax.engine.round import play_round, play_rounds
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.threads import Threads
@@ -75,7 +75,7 @@ class Lent(AsTraced):
                 place.copy_(value)
             return list(held)
 
-        return Lending(lending)
+        return Code(lending, None, lends=True)
 
 
 @pytest.fixture(autouse=True)
@@ -208,11 +208,11 @@ class Counting(Compiled):
         return done
 
 
-@pytest.mark.parametrize(
-    ("project", "chained"), [(torch.clone, True), (simplex, False)], ids=["stack", "sorted"]
-)
-def test_machine_code_plays_rounds_in_a_row_to_the_same_bits(project, chained, monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("project", [torch.clone, simplex], ids=["stack", "sorted"])
+def test_machine_code_plays_rounds_in_a_row_to_the_same_bits(project, threads, monkeypatch):
     """Of the sort in the projection torch has no code of its own, and lends nothing then."""
+    monkeypatch.setattr("fedminimax.engine.compiled.ALONE", 0)
 
     def loss(x, y, batch):
         return (y * (batch.rows[0] - x).square().mean(0)).sum() - y.square().sum()
@@ -225,9 +225,9 @@ def test_machine_code_plays_rounds_in_a_row_to_the_same_bits(project, chained, m
     ends = []
     for together in (1, 2, 12):
         federation, state, store = federation_of(problem, LocalSGDA(0.05, 0.05), clients)
-        ends.append(played(federation, state, store, Compiled(), 12, together).server)
+        ends.append(played(federation, state, store, Compiled(threads), 12, together).server)
     assert all(torch.equal(end.x, ends[0].x) and torch.equal(end.y, ends[0].y) for end in ends)
-    assert bool(calls) == chained
+    assert len(calls) == 6 + 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +13,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedminimax.engine import inductor as code
-from fedminimax.engine.chained import chained as engine_chained
-from fedminimax.engine.inductor import Lending, inductor
+from fedminimax.engine.chained import RELEASED, RELEASED_IF_HELD, address, play
+from fedminimax.engine.device import threads
+from fedminimax.engine.inductor import Code, inductor
 
 
 def moved(x: Tensor, before: Tensor, time: Tensor) -> list[Tensor]:
@@ -34,7 +37,7 @@ def made(size: int, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("size", [0, 1 << 14])
 def test_a_call_on_what_the_last_one_returned_gives_what_the_operations_give(size, monkeypatch):
     call = made(size, monkeypatch)
-    assert isinstance(call, Lending) == (size > 0)
+    assert call.lends == (size > 0)
     expected, found = given(), given()
     for _ in range(4):
         wanted, got = moved(*expected), call(list(found))
@@ -68,58 +71,86 @@ def summed(total: Tensor, rows: Tensor, row: Tensor) -> list[Tensor]:
     return [new, torch.isfinite(new).all()]
 
 
-@pytest.fixture(scope="module")
-def summing() -> Lending:
-    given = [torch.zeros(2, dtype=torch.float64), ROWS, torch.tensor([0])]
-    call = inductor(make_fx(summed)(*given), given)
-    assert isinstance(call, Lending)
-    return call
+def code_of(function: Callable[..., list[Tensor]], rows: Tensor = ROWS) -> Code:
+    given = [torch.zeros(rows.shape[1], dtype=torch.float64), rows, torch.tensor([0])]
+    with threads(1):  # torch's own code cannot fail on several
+        return inductor(make_fx(function)(*given), given)
 
 
-def chained(call: Lending, *rows: int) -> tuple[bool, list[float]]:
-    """The total after a call of its own and one for each of the rows, and whether all went well."""
-    total, _ = call([torch.zeros(2, dtype=torch.float64), ROWS, torch.tensor([0])])
-    assert call.chained is not None
-    every_other = torch.tensor([(row, -1) for row in rows])[:, :1]  # rows need not be neighbours
-    good = call.chained(len(rows), [total, ROWS, torch.tensor([0])], {2: every_other}, 2)
-    return good, total.tolist()
+@pytest.fixture(scope="module", params=["stack", "heap"])
+def summing(request) -> tuple[Code, Tensor]:
+    """Code, and rows that it adds up."""
+    rows = ROWS if request.param == "stack" else ROWS.repeat(1, 2000)
+    call = code_of(summed, rows)
+    assert call.lends == (request.param == "stack")
+    return call, rows
 
 
-def test_calls_that_are_chained_go_on_from_each_other(summing):
-    assert chained(summing, 1) == (True, [4.0, 6.0])
-    assert chained(summing, 1, 0, 1, 1) == (True, [11.0, 16.0])
+def in_a_row(summing: tuple[Code, Tensor], *numbers: int) -> list[float] | None:
+    """The total after adding these rows, if all went well: its first two numbers, which the others
+    repeat."""
+    code, rows = summing
+    assert code.address is not None
+    total = torch.zeros(rows.shape[1], dtype=torch.float64)
+    every_other = torch.tensor([(number, -1) for number in numbers])[:, :1]  # not neighbours
+    inputs = [total, rows, torch.tensor([0])]
+    found = play(code.address, len(numbers), inputs, {2: every_other}, [(0, total)])
+    assert not total.any()
+    if found is None:
+        return None
+    assert torch.equal(found[0], found[0][:2].repeat(len(total) // 2))
+    return found[0][:2].tolist()
 
 
-def test_a_chain_ends_where_a_number_is_not_finite_or_the_code_fails(summing):
-    assert chained(summing, 1, 2, 0)[0] is False
-    assert chained(summing, 1, 7, 0)[0] is False
-    assert chained(summing, 0) == (True, [2.0, 4.0])
+def test_rounds_in_a_row_go_on_from_each_other(summing):
+    assert in_a_row(summing, 1) == [3.0, 4.0]
+    assert in_a_row(summing, 1, 0, 1, 1) == [10.0, 14.0]
 
 
-def test_without_the_private_parts_of_torch_calls_are_not_chained(monkeypatch):
+def test_a_row_ends_where_a_number_is_not_finite_or_the_code_fails(summing):
+    assert in_a_row(summing, 1, 2, 0) is None
+    assert in_a_row(summing, 1, 7, 0) is None
+    assert in_a_row(summing, 0) == [1.0, 2.0]
+
+
+def test_other_threads_have_python_while_rounds_follow_each_other(summing):
+    """Two rows at once: each would wait for the other if it kept Python."""
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: in_a_row(summing, *[0] * 20_000), range(2)))
+    assert found == [[20_000.0, 40_000.0]] * 2
+
+
+def test_code_that_asks_for_more_than_its_inputs_is_not_called_in_a_row():
+    held = torch.linspace(0.0, 1.0, 100, dtype=torch.float64)  # too many to stand in the code
+    rows, total = ROWS.repeat(1, 50), torch.zeros(100, dtype=torch.float64)
+
+    def adding(total: Tensor, rows: Tensor, row: Tensor) -> list[Tensor]:
+        new = total + held
+        return [new, torch.isfinite(new).all()]
+
+    code = code_of(adding, rows)
+    assert torch.equal(code([total, rows, torch.tensor([0])])[0], held)
+    assert code.address is None
+
+
+def test_without_the_private_parts_of_torch_code_is_not_called_in_a_row(monkeypatch):
     monkeypatch.setattr("fedminimax.engine.chained.ENTRY", "no_such_part")
-    call = made(1 << 14, monkeypatch)
-    assert isinstance(call, Lending)
-    assert call.chained is None
+    assert made(1 << 14, monkeypatch).address is None
 
 
-def test_code_that_lets_go_of_python_by_itself_is_not_chained(summing, tmp_path):
-    """It would end the process: the loop over calls has not got it."""
-    (entry,) = (cell.cell_contents for cell in summing.code.current_callable.__closure__)
+def test_code_that_lets_go_of_python_by_itself_is_not_called_in_a_row(summing, tmp_path):
+    """It would end the process: the loop over rounds has not got it."""
+    (entry,) = (cell.cell_contents for cell in summing[0].call.current_callable.__closure__)
     made = Path(entry.__self__.__file__)
 
-    def chained_as(text: str):
+    def address_of(text: str) -> int | None:
         copy = tmp_path / made.name
         copy.write_bytes(made.read_bytes())
         copy.with_suffix(".cpp").write_text(text)
-        library = SimpleNamespace(__file__=str(copy))
-        bound = SimpleNamespace(__self__=library)
-        return engine_chained(SimpleNamespace(current_callable=lambda: bound))
+        bound = SimpleNamespace(__self__=SimpleNamespace(__file__=str(copy)))
+        return address(SimpleNamespace(current_callable=lambda: bound), 3)
 
     text = made.with_suffix(".cpp").read_text()
-    assert chained_as(text) is not None
-    first = "inputs = steal_from_raw_handles_to_raii_handles"
-    assert first in text
-    assert (
-        chained_as(text.replace(first, f"py::gil_scoped_release_simple release; {first}")) is None
-    )
+    assert RELEASED_IF_HELD in text
+    assert address_of(text) is not None
+    assert address_of(text.replace(RELEASED_IF_HELD, RELEASED)) is None

@@ -1,12 +1,12 @@
-"""Machine code called many times in a row without Python between the calls: of small graphs it
-would take most of the time."""
+"""Rounds of machine code without Python between them: of small graphs it would take most of the
+time."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -16,136 +16,196 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Torch's C interface to tensors, and the function that its compiler writes: it takes handles of the
-# inputs, which it disposes of, and gives back handles of what it returns.
+# The function that torch's compiler writes takes handles of its inputs, which it disposes of, and
+# gives back handles of what it returns.
 SOURCE = r"""
 #include <cstring>
 
 typedef void *Handle;
 
-struct Column {  // an input of which each call has its own
-    char *place;
-    const char *first;
-    long size, step;  // bytes
+struct Interface {  // torch's
+    int (*open)(Handle, Handle *);
+    int (*close)(Handle);
+    int (*data)(Handle, void **);
 };
 
-extern "C" long play(void (*code)(Handle *, Handle *), int (*open)(Handle, Handle *),
-                     int (*close)(Handle), int (*data)(Handle, void **), void **tensors,
-                     long inputs, const Column *columns, long changing, long outputs,
-                     Handle *given, Handle *returned, long calls) {
-    for (long call = 0; call < calls; call++) {
-        for (const Column *c = columns; c < columns + changing; c++)
-            std::memcpy(c->place, c->first + call * c->step, c->size);
-        for (long i = 0; i < inputs; i++)
-            if (open(tensors + i, given + i)) {
-                while (i--) close(given[i]);
-                return -1;
-            }
-        try {
-            code(given, returned);
-        } catch (...) {
-            return -1;
-        }
-        void *last;
-        const bool good = !data(returned[outputs - 1], &last) && *static_cast<bool *>(last);
-        for (long i = 0; i < outputs; i++) close(returned[i]);
-        if (!good) return call;
+struct Column {  // an input of which each round has its own; sizes are in bytes
+    char *place;
+    const char *first;
+    long size, step;
+};
+
+struct Output {
+    long next;  // the input that it is in the next round, or -1
+    char *copy;  // where it goes after the last round
+    long size;
+};
+
+struct Loop {
+    Interface torch;
+    void (*code)(Handle *, Handle *);
+    const Column *columns;
+    const Output *outputs;  // the last one is a flag
+    Handle *inputs, *given, *returned;
+    char *owned;  // the inputs whose handles were returned by a call
+    long column_count, output_count, input_count, rounds;
+};
+
+static bool played(const Loop &loop, long round) {
+    const Interface &torch = loop.torch;
+    for (long i = 0; i < loop.column_count; i++) {
+        const Column &column = loop.columns[i];
+        std::memcpy(column.place, column.first + round * column.step, column.size);
     }
-    return calls;
+    for (long i = 0; i < loop.input_count; i++)
+        if (torch.open(loop.inputs[i], loop.given + i)) {
+            while (i--) torch.close(loop.given[i]);
+            return false;
+        }
+    try {
+        loop.code(loop.given, loop.returned);
+    } catch (...) {
+        return false;
+    }
+    bool good = true;
+    for (long i = 0; i < loop.output_count; i++) {
+        const Output &output = loop.outputs[i];
+        const Handle returned = loop.returned[i];
+        void *data = nullptr;
+        good = !torch.data(returned, &data) && good;
+        if (good && i == loop.output_count - 1) good = *static_cast<bool *>(data);
+        if (good && output.copy && round == loop.rounds - 1)
+            std::memcpy(output.copy, data, output.size);
+        if (output.next < 0) {
+            torch.close(returned);
+            continue;
+        }
+        if (loop.owned[output.next]) torch.close(loop.inputs[output.next]);
+        loop.inputs[output.next] = returned;
+        loop.owned[output.next] = 1;
+    }
+    return good;
+}
+
+extern "C" long play(const Loop *loop) {
+    long round = 0;
+    while (round < loop->rounds && played(*loop, round)) round++;
+    for (long i = 0; i < loop->input_count; i++)
+        if (loop->owned[i]) loop->torch.close(loop->inputs[i]);
+    return round;
 }
 """
+FLAGS = ("-O2", "-std=c++17")
 ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"
 ENDS = "} // inductor_entry_impl"  # what follows it in the text is for Python
+STEALS = "steal_from_raw_handles_to_raii_handles(input_handles, {})"  # of all its inputs
+# Of code that may be called by threads that have not got Python.
+RELEASED = "py::gil_scoped_release_simple release;"
+RELEASED_IF_HELD = (
+    "struct Release { PyThreadState *state = PyGILState_Check() ? PyEval_SaveThread() : nullptr; "
+    "~Release() { if (state) PyEval_RestoreThread(state); } } release;"
+)
 INTERFACE = (
     "aoti_torch_new_tensor_handle",
     "aoti_torch_delete_tensor_object",
     "aoti_torch_get_data_ptr",
 )
-Player = tuple[Callable[..., int], *tuple[ctypes.c_void_p, ...]]
 
 
-class Chained(NamedTuple):
-    """Calls of one function that torch's compiler has written. It must write what it returns where
-    its last call did, the last tensor that it returns must be a flag, and it must leave Python
-    alone: other threads have it meanwhile."""
-
-    code: ctypes.c_void_p
-    player: Player
-
-    def __call__(
-        self, calls: int, inputs: Sequence[Tensor], columns: Mapping[int, Tensor], outputs: int
-    ) -> bool:
-        """So many calls with these inputs. In the places that have a column, a call has its own row
-        of that; says whether all have set the flag."""
-        own = {place: column[0].clone() for place, column in columns.items()}
-        tensors = [own.get(place, tensor) for place, tensor in enumerate(inputs)]
-        # All that a tensor is to torch's C interface begins with such an address.
-        held = _numbers([tensor._cdata for tensor in tensors])
-        described = _numbers([_column(own[place], rows) for place, rows in columns.items()])
-        room = _numbers([0] * len(inputs)), _numbers([0] * outputs)
-        whole, changing, given, returned = map(_start, (held, described, *room))
-        sizes = map(ctypes.c_long, (len(inputs), len(columns), outputs, calls))
-        inside, moving, leaving, count = sizes
-        play, *interface = self.player
-        about = (whole, inside, changing, moving, leaving, given, returned, count)
-        return play(self.code, *interface, *about) == calls
+class _Loop(ctypes.Structure):
+    _fields_ = [
+        ("interface", ctypes.c_void_p * len(INTERFACE)),
+        *((name, ctypes.c_void_p) for name in ("code", "columns", "outputs")),
+        *((name, ctypes.c_void_p) for name in ("inputs", "given", "returned", "owned")),
+        *((f"{name}_count", ctypes.c_long) for name in ("column", "output", "input")),
+        ("rounds", ctypes.c_long),
+    ]
 
 
-def _column(place: Tensor, rows: Tensor) -> tuple[int, int, int, int]:
-    """As the loop has it; the rows may lie anywhere, each in one piece."""
-    assert rows[0].is_contiguous()
-    return place.data_ptr(), rows.data_ptr(), place.nbytes, rows.stride(0) * rows.element_size()
+def play(
+    code: int,
+    rounds: int,
+    inputs: Sequence[Tensor],
+    columns: Mapping[int, Tensor],
+    moving: Sequence[tuple[int, Tensor]],
+) -> list[Tensor] | None:
+    """So many rounds of the code at that address. In the places that have a column, a round has its
+    own row of that. What is moving, places among the inputs (or -1) and tensors of the same form,
+    is what a round returns for them in the next; behind it comes a flag. Returned is what the last
+    round returns; None, if a round has not set its flag, or has failed."""
+    player = _player()
+    assert player is not None
+    assert all(rows[0].is_contiguous() for rows in columns.values())
+    own = {place: rows[0].clone() for place, rows in columns.items()}
+    tensors = [own.get(place, tensor) for place, tensor in enumerate(inputs)]
+    after = [torch.empty_like(like) for _, like in moving]
+    described = [
+        (own[place].data_ptr(), rows.data_ptr(), own[place].nbytes, rows.stride(0) * rows.itemsize)
+        for place, rows in columns.items()
+        if rows.stride(0)
+    ]
+    outputs = [(place, v.data_ptr(), v.nbytes) for (place, _), v in zip(moving, after, strict=True)]
+    outputs.append((-1, 0, 0))
+    # A tensor is to torch's C interface the address of where its own address is.
+    held = _numbers([tensor._cdata for tensor in tensors])
+    first = _numbers([held.ctypes.data + held.itemsize * i for i in range(len(held))])
+    tables = [_numbers(described), _numbers(outputs), first]
+    tables += [_numbers([0] * len(v)) for v in (tensors, outputs, tensors)]
+    places = (table.ctypes.data for table in tables)
+    counts = (len(described), len(outputs), len(tensors), rounds)
+    interface = (ctypes.c_void_p * len(INTERFACE))(*player.interface)
+    loop = _Loop(interface, code, *places, *counts)
+    return after if player.play(ctypes.byref(loop)) == rounds else None
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def _start(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
-def chained(compiled: Any) -> Chained | None:
-    """The calls of a compiled graph; None where that cannot be done, because it needs private parts
-    of torch, which other versions may lack."""
+def address(compiled: Any, inputs: int) -> int | None:
+    """Where the machine code of a compiled graph with so many inputs is; None where it cannot be
+    called from there, because that needs private parts of torch, which other versions may lack."""
     with suppress(Exception):
         (entry,) = (cell.cell_contents for cell in compiled.current_callable.__closure__)
         made = Path(entry.__self__.__file__)
-        # Python must not be given up by code that is called without it.
-        if "py::gil_" in made.with_suffix(".cpp").read_text().partition(ENDS)[0]:
-            return None
-        if (player := _player()) is not None:
-            return Chained(_address(ctypes.CDLL(str(made)), ENTRY), player)
+        text = made.with_suffix(".cpp").read_text().partition(ENDS)[0]
+        # To let go of Python without having it would end the process; and code that also asks for
+        # what the graph holds would find nothing there.
+        if RELEASED not in text and STEALS.format(inputs) in text and _player() is not None:
+            return _address(ctypes.CDLL(str(made)), ENTRY)
     return None
+
+
+class Player(NamedTuple):
+    """The loop over rounds, and the functions of torch that it needs."""
+
+    play: Callable[..., int]
+    interface: tuple[int, ...]
 
 
 @cache
 def _player() -> Player | None:
-    """The loop over calls, and the functions of torch that it needs."""
     with suppress(Exception):
-        return _built()
+        loop, torch_itself = library(SOURCE, FLAGS).play, ctypes.CDLL(torch._C.__file__)
+        loop.restype, loop.argtypes = ctypes.c_long, [ctypes.c_void_p]
+        return Player(loop, tuple(_address(torch_itself, name) for name in INTERFACE))
     return None
 
 
-def _built() -> Player:
-    play = library(SOURCE, ("-O2",)).play
-    play.restype = ctypes.c_long
-    torch_itself = ctypes.CDLL(torch._C.__file__)
-    return play, *(_address(torch_itself, name) for name in INTERFACE)
-
-
-def library(source: str, flags: Sequence[str]) -> ctypes.CDLL:
+def library(source: str, flags: Iterable[str]) -> ctypes.CDLL:
     """What a text in C++ defines, compiled and loaded."""
     from torch._inductor import cpp_builder
 
     with tempfile.TemporaryDirectory(prefix="fedminimax-") as folder:
         text, made = Path(folder) / "source.cpp", Path(folder) / "library.so"
         text.write_text(source)
-        asked = (*flags, "-shared", "-fPIC", "-std=c++17", str(text), "-o", str(made))
+        asked = (*flags, "-shared", "-fPIC", str(text), "-o", str(made))
         command = [cpp_builder.get_cpp_compiler(), *asked]
         subprocess.run(command, check=True, capture_output=True, text=True)
         return ctypes.CDLL(str(made))
 
 
-def _address(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:
-    return ctypes.cast(getattr(library, name), ctypes.c_void_p)
+def _address(library: ctypes.CDLL, name: str) -> int:
+    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert found is not None
+    return found

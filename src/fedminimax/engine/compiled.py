@@ -10,6 +10,7 @@ Methods and problems know nothing of this: they are pure functions of tensors.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ from fedminimax.types import Clock, Phase
 
 MOST_KINDS = 64  # of phases, in a run
 UNROLLED = 12  # local steps in one graph: the compiler needs long for many
+ALONE = 1 << 19  # bytes of all clients: of no more, a second core takes longer to ask than to do it
 COMPILED = "compiled: local steps, averaging, server step"  # a part of a run's time
 Shapes = tuple[list[torch.Size], list[torch.dtype]]
 
@@ -61,7 +63,7 @@ class Compiled(Executor):
     repeatable = UNROLLED
 
     def __init__(self, threads: int | None = None, compiler: Compiler | None = None):
-        self.threads = threads or 1
+        self.threads = threads or os.cpu_count() or 1
         self._compiler = compiler or inductor
         self._eager = Vectorised(self.threads)
         self._graphs: dict[tuple, Graph | None] = {}  # None: what could not be compiled
@@ -92,8 +94,10 @@ class Compiled(Executor):
     def _at_once(self, work: Work) -> Exchanged | None:
         """All clients together; None, if that cannot be compiled."""
         state, graph = work.kept, None
-        with threads(self.threads), torch.no_grad():
-            for span in spans(work.most_steps, UNROLLED):
+        every = list(spans(work.most_steps, UNROLLED))
+        cores = self._cores(work, Inputs.of(work, state, every[0]))
+        with threads(cores), torch.no_grad():
+            for span in every:
                 inputs = Inputs.of(work, state, span)
                 given = _contiguous(inputs)
                 graph = self._graph(work, span, inputs, given)
@@ -121,10 +125,9 @@ class Compiled(Executor):
             return None
         inputs, count = Inputs.of(work, work.kept, span), len(clocks.round)
         given, places = _contiguous(inputs), Places.of(inputs)
-        batches = work.draws.source.rounds(count)
-        columns = dict(zip(places.changing, (batches, *clocks), strict=True))
+        columns = places.columns(work.draws.source.rounds(count), clocks)
         moving, flags = places.state.stop, list[Tensor]()
-        with threads(self.threads), torch.no_grad():
+        with threads(self._cores(work, inputs)), torch.no_grad():
             graph = self._graph(work, span, inputs, given)
             if graph is None or type(graph.form.server) is not type(work.server):
                 return None
@@ -136,12 +139,14 @@ class Compiled(Executor):
                     flags += graph.own([finite])
                     if number == 0 and _shapes(moved) != _shapes(given[:moving]):
                         return None  # the next round is of another kind
-                    if number == 1 and count > 2 and graph.chains(given[:moving], moved):
-                        rest = {place: column[2:] for place, column in columns.items()}
-                        if not graph.run_on(given, rest):
-                            return None
-                        break
                     given[:moving] = [v.contiguous() for v in moved]
+                    if number == 0 and count > 1 and graph.chains(moved):
+                        rest = {place: column[1:] for place, column in columns.items()}
+                        after = graph.run_on(count - 1, given, moving, rest)
+                        if after is None:
+                            return None
+                        given[:moving] = after
+                        break
         ended = rebuilt(graph.form, [*graph.own(given[:moving]), torch.stack(flags).all()])
         return graph.exchanged(work, ended)
 
@@ -188,6 +193,10 @@ class Compiled(Executor):
             return None
         with self.part(COMPILED):
             return rebuilt(graph.form, graph.own(graph.run(found)))
+
+    def _cores(self, work: Work, inputs: Inputs) -> int:
+        """For the operations of a phase of all clients at once."""
+        return self.threads if len(work.cohort) * inputs.bytes_each > ALONE else 1
 
     def _map(
         self, play: Callable[[Group], list[Tensor]], parts: list[Group]

@@ -44,7 +44,7 @@ def make(
     if name == "compiled":
         lack = missing_compiler()
         if lack is None:
-            return Compiled(threads)
+            return Compiled(threads or cores)
         warnings.warn(lack, stacklevel=2)
         return Vectorised(threads)
     raise ValueError(f"executor is {name!r}; give one of {', '.join(NAMES)}")
@@ -113,7 +113,7 @@ class Auto(Executor):
         if lack is not None:
             warnings.warn(lack, stacklevel=2)
             return plain
-        compiled = Compiled(threads)
+        compiled = Compiled(self._cores)
         try:
             operations = compiled.operations(work)
         except ClientError:

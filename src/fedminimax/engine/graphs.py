@@ -24,8 +24,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedminimax.blocks.schedules import Schedule
 from fedminimax.data.batches import Source
+from fedminimax.engine.chained import play
 from fedminimax.engine.groups import Group
-from fedminimax.engine.inductor import Call, Lending
+from fedminimax.engine.inductor import Call, Code
 from fedminimax.engine.rewrites import SMALL
 from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.vectorised import Span, walk
@@ -102,10 +103,10 @@ class Places(NamedTuple):
         ends = server + state, clock + len(inputs.clock)
         return Places(slice(server), slice(server, ends[0]), index, slice(clock, ends[1]))
 
-    @property
-    def changing(self) -> list[int]:
-        """Those of a round's batches and of its clock."""
-        return [self.index, *range(self.clock.start, self.clock.stop)]
+    def columns(self, batches: Tensor, clocks: Clock) -> dict[int, Tensor]:
+        """What each round has its own row of: its batches, and its time."""
+        places = self.index, *range(self.clock.start, self.clock.stop)
+        return dict(zip(places, (batches, *clocks), strict=True))
 
 
 class Closing(NamedTuple):
@@ -162,29 +163,34 @@ class Graph(NamedTuple):
         return Exchanged(ended.server, ended.kept, up, down, bad)
 
     def own(self, returned: list[Tensor]) -> list[Tensor]:
-        return [v.clone() for v in returned] if isinstance(self.call, Lending) else returned
+        return [v.clone() for v in returned] if self.lends else returned
 
     def keeps(self, places: Places) -> bool:
         """Do clients keep as many tensors as they had?"""
         return len(flat(self.form.kept)) == places.state.stop - places.state.start
 
-    def chains(self, given: list[Tensor], returned: list[Tensor]) -> bool:
-        """Can `run_on` follow a run that was given what the run before had returned? Torch leaves
-        the stack for some operations and for many numbers: such code lends nothing."""
-        if not isinstance(self.call, Lending) or self.call.chained is None:
-            return False
-        pairs = zip(given, returned, strict=True)
-        return all(old.data_ptr() == new.data_ptr() for old, new in pairs if new.numel())
+    @property
+    def lends(self) -> bool:
+        return isinstance(self.call, Code) and self.call.lends
 
-    def run_on(self, given: list[Tensor], columns: dict[int, Tensor]) -> bool:
-        """Further runs, each with its own rows of these columns in their places. The other inputs
-        are what the last run was given, some of it lent by the run before; where that was is what
-        the last of these returns. Says whether all numbers are finite."""
-        assert isinstance(self.call, Lending)
-        assert self.call.chained is not None
-        whole, count = [*given, *self.rates], len(next(iter(columns.values())))
-        own = {at: columns[place] for at, place in enumerate(self.used) if place in columns}
-        return self.call.chained(count, [whole[p] for p in self.used], own, len(flat(self.form)))
+    def chains(self, returned: list[Tensor]) -> bool:
+        """Can `run_on` follow a run that returned such tensors?"""
+        there = isinstance(self.call, Code) and self.call.address is not None
+        return there and all(v.is_contiguous() for v in returned)
+
+    def run_on(
+        self, count: int, given: list[Tensor], moving: int, columns: dict[int, Tensor]
+    ) -> list[Tensor] | None:
+        """So many further runs without Python between them, each with its own rows of the columns.
+        The first inputs, up to `moving`, are what the run before returned; returned is what the
+        last one returns for them. None, if a number is not finite."""
+        assert isinstance(self.call, Code)
+        assert self.call.address is not None
+        whole, at = [*given, *self.rates], {place: i for i, place in enumerate(self.used)}
+        own = {at[place]: rows for place, rows in columns.items() if place in at}
+        handed = [(at.get(place, -1), given[place]) for place in range(moving)]
+        inputs = [whole[place] for place in self.used]
+        return play(self.call.address, count, inputs, own, handed)
 
 
 class Traced(NamedTuple):
@@ -210,7 +216,7 @@ def trace(work: Work, span: Span, inputs: Inputs | Closing) -> Traced:
             average = tree_map(lambda parts: parts.sum(0), given.averages)
             server = phase.aggregate(own.problem, own.server, average, own.clock)
             form = Ended(server, (), _finite(average, server) & given.finite.all())
-            return flat(form)
+            return _rows(form)
         depth = work.problem.depth
         draws = tuple(given.source.stacked(number, depth) for number in range(span.count))
         form = walk(own, given.state, draws, span, given.first, given.steps, given.cohort)
@@ -219,11 +225,11 @@ def trace(work: Work, span: Span, inputs: Inputs | Closing) -> Traced:
             average, sent = _mean(form.up, given.weights), form.up
             if not span.of_all:
                 form = Partly(average, form.kept, _finite(average, form.kept, known=sent))
-                return flat(form)
+                return _rows(form)
             server = phase.aggregate(own.problem, own.server, average, own.clock)
             finite = _finite(average, server, form.kept, known=sent)
             form = Ended(server, form.kept, finite)
-        return flat(form)
+        return _rows(form)
 
     # What writes into a tensor becomes an operation that makes a new one.
     module = make_fx(functionalize(operations))(*apart(inputs))
@@ -249,6 +255,11 @@ def _mean(up: Any, weights: Tensor) -> Any:
         return (weights.to(field).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
 
     return tree_map(average, up)
+
+
+def _rows(form: Any) -> list[Tensor]:
+    """Numbers that lie one behind the other, as the next round wants them."""
+    return [v.contiguous() for v in flat(form)]
 
 
 def apart(inputs: Inputs | Closing) -> list[Tensor]:

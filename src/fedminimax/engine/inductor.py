@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedminimax.engine.chained import Chained, chained
+from fedminimax.engine.chained import RELEASED, RELEASED_IF_HELD, address
 from fedminimax.engine.rewrites import (
     PRODUCTS,
     SMALL,
@@ -31,7 +31,7 @@ Call = Callable[[list[Tensor]], list[Tensor]]
 _LOCK = Lock()
 
 
-def inductor(module: fx.GraphModule, given: list[Tensor]) -> Call:
+def inductor(module: fx.GraphModule, given: list[Tensor]) -> Code:
     """C++ for inputs like the given ones."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its own use of what it has deprecated
@@ -57,24 +57,26 @@ def rewritten(module: fx.GraphModule, given: list[Tensor]) -> fx.GraphModule:
     return lowered
 
 
-def _compiled(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Call:
+def _compiled(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Code:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
 
     lowered.recompile()
     # Both: the setting alone leaves what calls the machine code in Python.
-    with config.patch({"cpp_wrapper": True, **settings}):
-        return compile_fx_inner(lowered, given, cpp_wrapper=True)  # type: ignore[return-value]
+    with config.patch({"cpp_wrapper": True, **settings}), _wrapped(any(settings.values())):
+        call = compile_fx_inner(lowered, given, cpp_wrapper=True)
+    return Code(call, address(call, len(given)))  # type: ignore[arg-type]
 
 
-class Lending(NamedTuple):
-    """Code that writes what it returns where its last call in this thread did."""
+class Code(NamedTuple):
+    """Machine code."""
 
-    code: Call
-    chained: Chained | None = None  # many calls, where that can be done
+    call: Call
+    address: int | None  # where engine/chained.py can call it, if it can
+    lends: bool = False  # does it write what it returns where its last call in this thread did?
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
-        return self.code(tensors)
+        return self.call(tensors)
 
 
 def _is_small(graph: fx.Graph) -> bool:
@@ -83,7 +85,7 @@ def _is_small(graph: fx.Graph) -> bool:
     return not products and all(value.nbytes <= SMALL for value in found.values())
 
 
-def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Call:
+def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Code:
     """Where all tensors are small, making them takes as long as their arithmetic: here they have
     their places on the stack. The compiler does that only where it has code of its own for every
     operation, which it has not for products of matrices."""
@@ -97,35 +99,35 @@ def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Call:
         made = made and node not in returned
         returned.append(node if made else inserted(graph, node, torch.ops.aten.clone.default, end))
     end.args = (returned,)
-    with _on_stack():
-        settings = {"aot_inductor.allow_stack_allocation": True}
-        code = _compiled(lowered, given, **settings)
-    return Lending(code, chained(code))
+    settings = {"aot_inductor.allow_stack_allocation": True}
+    return _compiled(lowered, given, **settings)._replace(lends=True)
 
 
 @contextmanager
-def _on_stack() -> Iterator[None]:
-    """The setting counts only for the first graph of a process."""
+def _wrapped(on_stack: bool) -> Iterator[None]:
+    """What stands around the compiler's own code: with tensors on the stack (the setting counts
+    only for the first graph of a process), and such that threads without Python can call it."""
     from torch._inductor.codegen import common
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
 
-    class Held(CppWrapperCpuArrayRef):
-        """Does not let other threads have Python during a call, which takes less time than getting
-        it back, and is free to be called by those who have not got it."""
-
+    class Wrapper(CppWrapperCpuArrayRef if on_stack else CppWrapperCpu):  # type: ignore[misc]
         @staticmethod
-        def create(*given: Any, **named: Any) -> Held:
-            return Held()
+        def create(*given: Any, **named: Any) -> Any:
+            return Wrapper()
 
         def write_wrapper_decl(self) -> None:
             super().write_wrapper_decl()
             lines = self.prefix._lines
-            self.prefix._lines = [line for line in lines if "gil_scoped_release" not in str(line)]
+            lines[:] = [
+                line.replace(RELEASED, RELEASED_IF_HELD) if isinstance(line, str) else line
+                for line in lines
+            ]
 
     common.init_backend_registration()
     with _LOCK:
         before = common.device_codegens["cpu"]
-        common.device_codegens["cpu"] = replace(before, cpp_wrapper_codegen=Held)
+        common.device_codegens["cpu"] = replace(before, cpp_wrapper_codegen=Wrapper)
         try:
             yield
         finally:
