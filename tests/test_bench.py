@@ -18,6 +18,7 @@ from fedminimax.bench.by_hand import FlatWorker, Worker, fastest
 from fedminimax.bench.environments import FLOWER, JAX, TORCH, Folder, Peer, talking
 from fedminimax.bench.measure import Effort, Ratio, Times, in_turn, times_faster
 from fedminimax.bench.methods import BATCH, METHODS
+from fedminimax.bench.mlp import Drawing
 from fedminimax.bench.ours import Steady, labelled, mlp
 from fedminimax.bench.peers import the_job
 from fedminimax.bench.portfolio_cpp import CppRun
@@ -70,6 +71,17 @@ def test_the_faster_way_by_hand_is_the_one_to_compare_with(faster, monkeypatch):
     monkeypatch.setattr("fedminimax.bench.by_hand.in_turn", timed)
     way, loop = fastest(METHODS[0].best, small_run(METHODS[0]), mlp(torch.float64))
     assert (way, type(loop.workers[0])) == (faster.way, faster)
+
+
+def test_rounds_by_hand_have_the_batches_of_the_engine_round_after_round():
+    run = small_run(METHODS[0])
+    drawing = Drawing(run)
+    first, second = drawing.next(), drawing.next()
+    drawing.settled(lambda: None)
+    assert run.state.round == 2  # where the engine stands; by hand it begins at the beginning
+    third = drawing.next()
+    assert torch.equal(third.index, run.index()[:, 0])
+    assert not torch.equal(first.index, second.index)
 
 
 def written_in_groups(given: batched.Given) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,7 +26,7 @@ from fedminimax.engine.work import Executor, kept_type
 from fedminimax.metrics.optimality import DRIFT, Drift, measure
 from fedminimax.types import Cost, NonFiniteError, Point
 
-MOST_SECONDS = 0.05  # in which nobody can interrupt a run or sees how far it is
+MOST_SECONDS = 0.2  # in which nobody can interrupt a run or sees how far it is
 FINISHED = "finished"
 STOPPED, REACHED = "stopped early", "reached"
 
