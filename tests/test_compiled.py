@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fedminimax.algorithms.ada_fgda import AdaFGDA
+from fedminimax.algorithms.coda_plus import CodaPlus
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA
 from fedminimax.algorithms.fedavg import FedAvg
@@ -206,6 +207,34 @@ class Counting(Compiled):
         done = super().repeat(work, clocks)
         self.counts.append(len(clocks.round) if done is not None else 0)
         return done
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        CodaPlus(0.5, proximal=0.5, local_steps=1, stage_rounds=2, stage_output="last"),
+        Codasca(0.1, proximal=0.5, local_steps=1, stage_rounds=2),
+    ],
+    ids=["coda_plus", "codasca"],
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_machine_code_plays_stages_in_a_row(method, count):
+    """What one client keeps of the clock is the clock's own number, which the next round has
+    another of. The vectors are too large for the stack, on which all that is returned is copied."""
+
+    def loss(x, y, batch):
+        return (y * (batch.rows[0] - x)).square().mean() - y.square().sum() + 0.01 * x @ x
+
+    rows = torch.randn(count, 6, 3_000, generator=torch.Generator().manual_seed(0)).double() + 1
+    clients = Clients([(own,) for own in rows], batch_size=2)
+    start = torch.zeros(3_000, dtype=torch.float64), torch.full((1,), 0.5, dtype=torch.float64)
+    problem = Minimax(loss, *start)
+    ends = []
+    for executor, together in ((Debug(), 1), (Compiled(), 1), (Compiled(), 10)):
+        given = federation_of(problem, method, clients)
+        ends.append(played(*given, executor, 10, together).server)
+    torch.testing.assert_close(ends[1].x, ends[0].x, rtol=1e-10, atol=1e-12)
+    assert torch.equal(ends[2].x, ends[1].x)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

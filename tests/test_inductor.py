@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedminimax.engine import inductor as code
+from fedminimax.engine import inductor as making
 from fedminimax.engine.chained import RELEASED, RELEASED_IF_HELD, address, play
 from fedminimax.engine.device import threads
 from fedminimax.engine.inductor import Code, inductor
@@ -30,7 +30,7 @@ def given() -> list[Tensor]:
 
 
 def made(size: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(code, "SMALL", size)
+    monkeypatch.setattr(making, "SMALL", size)
     return inductor(make_fx(moved)(*given()), given())
 
 
@@ -114,10 +114,15 @@ def test_a_row_ends_where_a_number_is_not_finite_or_the_code_fails(summing):
 
 
 def test_other_threads_have_python_while_rounds_follow_each_other(summing):
-    """Two rows at once: each would wait for the other if it kept Python."""
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: in_a_row(summing, *[0] * 20_000), range(2)))
-    assert found == [[20_000.0, 40_000.0]] * 2
+    """And the rounds do not wait for it: in the seconds of a long row this thread counts to more
+    than a handful, which is as far as it would come by being let in between two calls."""
+    count = 0
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(in_a_row, summing, *[0] * 50_000)
+        while not playing.done():
+            count += 1
+    assert playing.result() == [50_000.0, 100_000.0]
+    assert count > 1_000
 
 
 def test_code_that_asks_for_more_than_its_inputs_is_not_called_in_a_row():
@@ -133,9 +138,15 @@ def test_code_that_asks_for_more_than_its_inputs_is_not_called_in_a_row():
     assert code.address is None
 
 
-def test_without_the_private_parts_of_torch_code_is_not_called_in_a_row(monkeypatch):
+def test_without_the_private_parts_of_torch_code_is_made_all_the_same(monkeypatch):
     monkeypatch.setattr("fedminimax.engine.chained.ENTRY", "no_such_part")
     assert made(1 << 14, monkeypatch).address is None
+    for part in ("cpp_wrapper_cpu", "cpp_wrapper_cpu_array_ref"):
+        monkeypatch.setitem(sys.modules, f"torch._inductor.codegen.{part}", None)
+    code = made(1 << 14, monkeypatch)
+    assert (code.address, code.lends) == (None, False)
+    for found, expected in zip(code(given()), moved(*given()), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_code_that_lets_go_of_python_by_itself_is_not_called_in_a_row(summing, tmp_path):
@@ -154,3 +165,32 @@ def test_code_that_lets_go_of_python_by_itself_is_not_called_in_a_row(summing, t
     assert RELEASED_IF_HELD in text
     assert address_of(text) is not None
     assert address_of(text.replace(RELEASED_IF_HELD, RELEASED)) is None
+    older = "py::gil_scoped_release release;"
+    assert address_of(text.replace(RELEASED_IF_HELD, older)) is None
+    assert address_of(text.replace(RELEASED_IF_HELD, f"{RELEASED_IF_HELD} {older}")) is None
+
+
+def test_a_number_out_of_range_is_an_error_on_several_threads_too():
+    """Inside a loop that threads share it would end the process."""
+
+    def picked(values: Tensor, columns: Tensor) -> list[Tensor]:
+        return [values.gather(1, columns.long()) * 2]
+
+    values, columns = torch.rand(5_000, 40), torch.zeros(5_000, 40)
+    with threads(2):
+        code = inductor(make_fx(picked)(values, columns), [values, columns])
+        columns[7, 3] = 50
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            code([values, columns])
+
+
+def test_rows_that_are_looked_up_by_inputs_are_so_on_all_cores():
+    def rows(values: Tensor, numbers: Tensor) -> list[Tensor]:
+        return [values.index_select(0, numbers[0].reshape(-1)), values[numbers[1]]]
+
+    def by_values(values: Tensor, numbers: Tensor) -> list[Tensor]:
+        return [values.index_select(0, values[0].long())]
+
+    given = [torch.rand(5, 3), torch.zeros(2, 4, dtype=torch.int64)]
+    assert not making._looks_up(make_fx(rows)(*given).graph)
+    assert making._looks_up(make_fx(by_values)(*given).graph)

@@ -32,11 +32,15 @@ def plus(vector: Tensor, rate: Tensor | float, direction: Tensor, spent: bool = 
 
 
 def average(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
-    """(1 - weight) * old + weight * new, in one pass over them.
+    """(1 - weight) * old + weight * new, in one pass over them, and in none if the weight is 1.
 
     >>> average(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0]), 0.5)
     tensor([2., 1.])
     """
+    here = not isinstance(weight, Tensor) or (weight.device.type == "cpu" and weight.dim() == 0)
+    same = old.dtype == new.dtype and not isinstance(new, Parted)
+    if here and same and not transformed() and weight == 1:
+        return new
     weight = torch.as_tensor(weight, dtype=old.dtype, device=old.device)
     return _one_pass(lambda o, n, out: torch.lerp(o, n, weight, out=out), old, new, None)
 

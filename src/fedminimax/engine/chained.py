@@ -46,7 +46,7 @@ struct Loop {
     void (*code)(Handle *, Handle *);
     const Column *columns;
     const Output *outputs;  // the last one is a flag
-    Handle *inputs, *given, *returned;
+    Handle *inputs, *given, *returned, *held;
     char *owned;  // the inputs whose handles were returned by a call
     long column_count, output_count, input_count, rounds;
 };
@@ -88,10 +88,16 @@ static bool played(const Loop &loop, long round) {
 }
 
 extern "C" long play(const Loop *loop) {
-    long round = 0;
-    while (round < loop->rounds && played(*loop, round)) round++;
-    for (long i = 0; i < loop->input_count; i++)
-        if (loop->owned[i]) loop->torch.close(loop->inputs[i]);
+    // A tensor that only Python holds asks Python for leave whenever it is opened.
+    const Interface &torch = loop->torch;
+    const long count = loop->input_count;
+    long round = 0, held = 0;
+    while (held < count && !torch.open(loop->inputs[held], loop->held + held)) held++;
+    if (held == count)
+        while (round < loop->rounds && played(*loop, round)) round++;
+    for (long i = 0; i < count; i++)
+        if (loop->owned[i]) torch.close(loop->inputs[i]);
+    while (held--) torch.close(loop->held[held]);
     return round;
 }
 """
@@ -116,7 +122,7 @@ class _Loop(ctypes.Structure):
     _fields_ = [
         ("interface", ctypes.c_void_p * len(INTERFACE)),
         *((name, ctypes.c_void_p) for name in ("code", "columns", "outputs")),
-        *((name, ctypes.c_void_p) for name in ("inputs", "given", "returned", "owned")),
+        *((name, ctypes.c_void_p) for name in ("inputs", "given", "returned", "held", "owned")),
         *((f"{name}_count", ctypes.c_long) for name in ("column", "output", "input")),
         ("rounds", ctypes.c_long),
     ]
@@ -150,7 +156,7 @@ def play(
     held = _numbers([tensor._cdata for tensor in tensors])
     first = _numbers([held.ctypes.data + held.itemsize * i for i in range(len(held))])
     tables = [_numbers(described), _numbers(outputs), first]
-    tables += [_numbers([0] * len(v)) for v in (tensors, outputs, tensors)]
+    tables += [_numbers([0] * len(v)) for v in (tensors, outputs, tensors, tensors)]
     places = (table.ctypes.data for table in tables)
     counts = (len(described), len(outputs), len(tensors), rounds)
     interface = (ctypes.c_void_p * len(INTERFACE))(*player.interface)
@@ -171,7 +177,8 @@ def address(compiled: Any, inputs: int) -> int | None:
         text = made.with_suffix(".cpp").read_text().partition(ENDS)[0]
         # To let go of Python without having it would end the process; and code that also asks for
         # what the graph holds would find nothing there.
-        if RELEASED not in text and STEALS.format(inputs) in text and _player() is not None:
+        careful = RELEASED_IF_HELD in text and "gil_scoped_release" not in text
+        if careful and STEALS.format(inputs) in text and _player() is not None:
             return _address(ctypes.CDLL(str(made)), ENTRY)
     return None
 

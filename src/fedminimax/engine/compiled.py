@@ -44,7 +44,7 @@ from fedminimax.types import Clock, Phase
 
 MOST_KINDS = 64  # of phases, in a run
 UNROLLED = 12  # local steps in one graph: the compiler needs long for many
-ALONE = 1 << 19  # bytes of all clients: of no more, a second core takes longer to ask than to do it
+ALONE = 1 << 21  # bytes of all clients: of no more, a second core takes longer to ask than to do it
 COMPILED = "compiled: local steps, averaging, server step"  # a part of a run's time
 Shapes = tuple[list[torch.Size], list[torch.dtype]]
 
@@ -62,10 +62,16 @@ class Compiled(Executor):
     name = "compiled"
     repeatable = UNROLLED
 
-    def __init__(self, threads: int | None = None, compiler: Compiler | None = None):
+    def __init__(
+        self,
+        threads: int | None = None,
+        compiler: Compiler | None = None,
+        eager_threads: int | None = None,
+    ):
+        """`eager_threads` are for phases that are not compiled."""
         self.threads = threads or os.cpu_count() or 1
         self._compiler = compiler or inductor
-        self._eager = Vectorised(self.threads)
+        self._eager = Vectorised(eager_threads)
         self._graphs: dict[tuple, Graph | None] = {}  # None: what could not be compiled
         self._traced: dict[tuple, Traced] = {}
         self._last: dict[Span, Served] = {}
@@ -140,7 +146,8 @@ class Compiled(Executor):
                     if number == 0 and _shapes(moved) != _shapes(given[:moving]):
                         return None  # the next round is of another kind
                     given[:moving] = [v.contiguous() for v in moved]
-                    if number == 0 and count > 1 and graph.chains(moved):
+                    own = [given[place] for place in columns]
+                    if number == 0 and count > 1 and graph.chains(moved, own):
                         rest = {place: column[1:] for place, column in columns.items()}
                         after = graph.run_on(count - 1, given, moving, rest)
                         if after is None:

@@ -113,7 +113,7 @@ class Auto(Executor):
         if lack is not None:
             warnings.warn(lack, stacklevel=2)
             return plain
-        compiled = Compiled(self._cores)
+        compiled = Compiled(self._cores, eager_threads=threads)
         try:
             operations = compiled.operations(work)
         except ClientError:

@@ -173,17 +173,21 @@ class Graph(NamedTuple):
     def lends(self) -> bool:
         return isinstance(self.call, Code) and self.call.lends
 
-    def chains(self, returned: list[Tensor]) -> bool:
-        """Can `run_on` follow a run that returned such tensors?"""
+    def chains(self, returned: list[Tensor], own: list[Tensor]) -> bool:
+        """Can `run_on` follow a run that returned such tensors? What is one of the inputs that each
+        round has its own of is overwritten by the next one's."""
         there = isinstance(self.call, Code) and self.call.address is not None
-        return there and all(v.is_contiguous() for v in returned)
+        places = {v.untyped_storage().data_ptr() for v in own if v.numel()}
+        return there and all(
+            v.is_contiguous() and v.untyped_storage().data_ptr() not in places for v in returned
+        )
 
     def run_on(
         self, count: int, given: list[Tensor], moving: int, columns: dict[int, Tensor]
     ) -> list[Tensor] | None:
         """So many further runs without Python between them, each with its own rows of the columns.
         The first inputs, up to `moving`, are what the run before returned; returned is what the
-        last one returns for them. None, if a number is not finite."""
+        last one returns for them. None, if a number is not finite, or the code fails."""
         assert isinstance(self.call, Code)
         assert self.call.address is not None
         whole, at = [*given, *self.rates], {place: i for i, place in enumerate(self.used)}

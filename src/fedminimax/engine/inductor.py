@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from fedminimax.engine.chained import RELEASED, RELEASED_IF_HELD, address
+from fedminimax.engine.device import threads
 from fedminimax.engine.rewrites import (
     PRODUCTS,
     SMALL,
@@ -29,6 +31,10 @@ from fedminimax.engine.rewrites import (
 
 Call = Callable[[list[Tensor]], list[Tensor]]
 _LOCK = Lock()
+_ATEN = torch.ops.aten
+LOOKING_UP = {_ATEN.index_select, _ATEN.index, _ATEN.gather, _ATEN.embedding, _ATEN.take}
+LOOKING_UP |= {_ATEN.index_put, _ATEN.index_add, _ATEN.index_copy, _ATEN.scatter, _ATEN.scatter_add}
+LOOKING_UP |= {_ATEN.nll_loss_forward, _ATEN.nll_loss2d_forward}
 
 
 def inductor(module: fx.GraphModule, given: list[Tensor]) -> Code:
@@ -36,11 +42,15 @@ def inductor(module: fx.GraphModule, given: list[Tensor]) -> Code:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its own use of what it has deprecated
         lowered = rewritten(module, given)
-        if _is_small(lowered.graph):
+        # Code that fails on several threads ends the process.
+        with threads(1 if _looks_up(module.graph) else torch.get_num_threads()):
             # In private parts of torch, which other versions may not have.
             with suppress(Exception):
-                return _compiled_small(copy.deepcopy(lowered), given)
-        return _compiled(lowered, given)
+                if _is_small(lowered.graph):
+                    return _compiled_small(copy.deepcopy(lowered), given)
+            with suppress(Exception):
+                return _compiled(copy.deepcopy(lowered), given)
+            return Code(_made(lowered, given), None)
 
 
 def rewritten(module: fx.GraphModule, given: list[Tensor]) -> fx.GraphModule:
@@ -57,15 +67,21 @@ def rewritten(module: fx.GraphModule, given: list[Tensor]) -> fx.GraphModule:
     return lowered
 
 
-def _compiled(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Code:
+def _made(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Call:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
 
     lowered.recompile()
     # Both: the setting alone leaves what calls the machine code in Python.
-    with config.patch({"cpp_wrapper": True, **settings}), _wrapped(any(settings.values())):
-        call = compile_fx_inner(lowered, given, cpp_wrapper=True)
-    return Code(call, address(call, len(given)))  # type: ignore[arg-type]
+    with config.patch({"cpp_wrapper": True, **settings}):
+        return compile_fx_inner(lowered, given, cpp_wrapper=True)  # type: ignore[return-value]
+
+
+def _compiled(lowered: fx.GraphModule, given: list[Tensor], on_stack: bool = False) -> Code:
+    settings = {"aot_inductor.allow_stack_allocation": True} if on_stack else {}
+    with _wrapped(on_stack):
+        call = _made(lowered, given, **settings)
+    return Code(call, address(call, len(given)), on_stack)
 
 
 class Code(NamedTuple):
@@ -77,6 +93,24 @@ class Code(NamedTuple):
 
     def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
         return self.call(tensors)
+
+
+def _looks_up(graph: fx.Graph) -> bool:
+    """Is anything looked up by other numbers than the inputs have, which may be out of range?"""
+    for node in graph.nodes:
+        by = {_ATEN.index_select: node.args[2:], _ATEN.index: node.args[1:2]}.get(operation(node))
+        numbers = [] if by is None else list(pytree.tree_leaves(by))
+        if operation(node) in LOOKING_UP and not (numbers and all(map(_is_input, numbers))):
+            return True
+    return False
+
+
+def _is_input(node: Any) -> bool:
+    while (
+        node is not None and node.op == "call_function" and getattr(node.target, "is_view", False)
+    ):
+        node = node.args[0]
+    return node is None or node.op == "placeholder"
 
 
 def _is_small(graph: fx.Graph) -> bool:
@@ -99,8 +133,7 @@ def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Code:
         made = made and node not in returned
         returned.append(node if made else inserted(graph, node, torch.ops.aten.clone.default, end))
     end.args = (returned,)
-    settings = {"aot_inductor.allow_stack_allocation": True}
-    return _compiled(lowered, given, **settings)._replace(lends=True)
+    return _compiled(lowered, given, on_stack=True)
 
 
 @contextmanager
@@ -108,10 +141,13 @@ def _wrapped(on_stack: bool) -> Iterator[None]:
     """What stands around the compiler's own code: with tensors on the stack (the setting counts
     only for the first graph of a process), and such that threads without Python can call it."""
     from torch._inductor.codegen import common
-    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
-    from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
 
-    class Wrapper(CppWrapperCpuArrayRef if on_stack else CppWrapperCpu):  # type: ignore[misc]
+    if on_stack:
+        from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef as Usual
+    else:
+        from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu as Usual
+
+    class Wrapper(Usual):  # type: ignore[misc, valid-type]
         @staticmethod
         def create(*given: Any, **named: Any) -> Any:
             return Wrapper()

@@ -119,8 +119,9 @@ class Executor(ABC):
         with self.part("server step"):
             new = work.phase.aggregate(work.problem, work.server, average, work.clock)
         down = bytes_of(work.down) * len(work.cohort)
-        # What is kept and also sent has a part in the average, which tells of it.
-        bad = bad_field(average, new, kept, known=up)
+        # What is kept and also sent has a part in the average, which tells of it; and what clients
+        # have kept as it was, has been looked at before.
+        bad = bad_field(average, new, kept, known=(up, work.kept))
         return Exchanged(new, kept, bytes_of(up), down, bad)
 
     def repeat(self, work: Work, clocks: Clock) -> Exchanged | None:
