@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from fedminimax.blocks.vectors import chosen, plus
+from fedminimax.blocks.parted import Parted
+from fedminimax.blocks.vectors import average, chosen, plus
 
 RATES = [0.5, torch.tensor(0.5)]
 
@@ -53,3 +54,22 @@ def test_one_condition_chooses_alone_and_under_vmap():
     assert chosen(torch.tensor(False), x, d) is d
     both = vmap(lambda condition: chosen(condition, x, d))(torch.tensor([True, False]))
     assert torch.equal(both, torch.stack([x, d]))
+
+
+@pytest.mark.parametrize("weight", [1, 1.0, torch.tensor(1.0, dtype=torch.float64)])
+def test_an_average_of_weight_one_is_the_new_value_itself(weight):
+    old, new = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])
+    assert average(old, new, weight) is new
+    assert average(old.double(), new.double(), 0.5).tolist() == [2.0, 1.0]
+    # Where clients are stacked each has its own weight.
+    weights = torch.tensor([1.0, 0.5])
+    many = vmap(lambda w: average(old, new, w))(weights)
+    assert many.tolist() == [[3.0, 0.0], [2.0, 1.0]]
+
+
+def test_an_average_of_weight_one_hands_on_no_vector_in_parts():
+    """Its memory may be taken by what follows."""
+    parts = Parted([torch.ones(2), torch.zeros(1)])
+    found = average(torch.full((3,), 5.0), parts, 1.0)
+    assert not isinstance(found, Parted)
+    assert found.tolist() == [1.0, 1.0, 0.0]

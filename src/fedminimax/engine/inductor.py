@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from fedminimax.engine.chained import RELEASED, RELEASED_IF_HELD, address
 from fedminimax.engine.device import threads
@@ -32,8 +31,8 @@ from fedminimax.engine.rewrites import (
 Call = Callable[[list[Tensor]], list[Tensor]]
 _LOCK = Lock()
 _ATEN = torch.ops.aten
-LOOKING_UP = {_ATEN.index_select, _ATEN.index, _ATEN.gather, _ATEN.embedding, _ATEN.take}
-LOOKING_UP |= {_ATEN.index_put, _ATEN.index_add, _ATEN.index_copy, _ATEN.scatter, _ATEN.scatter_add}
+LOOKING_UP = {_ATEN.gather, _ATEN.embedding, _ATEN.take, _ATEN.scatter, _ATEN.scatter_add}
+LOOKING_UP |= {_ATEN.index_put, _ATEN.index_add, _ATEN.index_copy}
 LOOKING_UP |= {_ATEN.nll_loss_forward, _ATEN.nll_loss2d_forward}
 
 
@@ -98,9 +97,14 @@ class Code(NamedTuple):
 def _looks_up(graph: fx.Graph) -> bool:
     """Is anything looked up by other numbers than the inputs have, which may be out of range?"""
     for node in graph.nodes:
-        by = {_ATEN.index_select: node.args[2:], _ATEN.index: node.args[1:2]}.get(operation(node))
-        numbers = [] if by is None else list(pytree.tree_leaves(by))
-        if operation(node) in LOOKING_UP and not (numbers and all(map(_is_input, numbers))):
+        kind, numbers = operation(node), []
+        if kind is _ATEN.index_select:
+            numbers = [node.args[2]]
+        elif kind is _ATEN.index:
+            numbers = list(node.args[1])
+        elif kind in LOOKING_UP:
+            return True
+        if not all(map(_is_input, numbers)):
             return True
     return False
 
