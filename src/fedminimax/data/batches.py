@@ -188,8 +188,7 @@ class Source(NamedTuple):
 
     def rounds(self, count: int) -> Tensor:
         """The row numbers of each of so many rounds with equally many steps."""
-        alike = len(self.index) == 1
-        if alike:
+        if len(self.index) == 1:
             return self.index.expand(count, *self.index.shape)
         return self.index.unflatten(0, (count, -1))
 

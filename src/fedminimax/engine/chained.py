@@ -153,9 +153,9 @@ def play(
     outputs = [(place, v.data_ptr(), v.nbytes) for (place, _), v in zip(moving, after, strict=True)]
     outputs.append((-1, 0, 0))
     # A tensor is to torch's C interface the address of where its own address is.
-    held = _numbers([tensor._cdata for tensor in tensors])
-    first = _numbers([held.ctypes.data + held.itemsize * i for i in range(len(held))])
-    tables = [_numbers(described), _numbers(outputs), first]
+    cells = _numbers([tensor._cdata for tensor in tensors])
+    handles = _numbers([cells.ctypes.data + cells.itemsize * i for i in range(len(cells))])
+    tables = [_numbers(described), _numbers(outputs), handles]
     tables += [_numbers([0] * len(v)) for v in (tensors, outputs, tensors, tensors)]
     places = (table.ctypes.data for table in tables)
     counts = (len(described), len(outputs), len(tensors), rounds)

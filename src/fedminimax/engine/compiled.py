@@ -146,8 +146,9 @@ class Compiled(Executor):
                     if number == 0 and _shapes(moved) != _shapes(given[:moving]):
                         return None  # the next round is of another kind
                     given[:moving] = [v.contiguous() for v in moved]
-                    own = [given[place] for place in columns]
-                    if number == 0 and count > 1 and graph.chains(moved, own):
+                    if number or count == 1:
+                        continue
+                    if graph.chains(moved, [given[place] for place in columns]):
                         rest = {place: column[1:] for place, column in columns.items()}
                         after = graph.run_on(count - 1, given, moving, rest)
                         if after is None:

@@ -81,7 +81,7 @@ def reproduce(
     """Runs the entries one after another and writes them down; says of each that could be begun
     whether it ended well."""
     for entry in chosen:
-        lack = entry.lacks()
+        lack = entry.lacks() if order.begin else None  # what is finished needs no data
         if lack is not None:
             tell(f"{entry.name}: {UNREACHED}: {lack}")
             continue
