@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,7 +18,6 @@ from fedminimax.engine.work import ClientError
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.network import Network, channels_last
-from fedminimax.problems.norms import differentiated_twice, normalised
 from fedminimax.types import Batch, batch_of
 
 D = torch.float64
@@ -484,47 +482,6 @@ def test_threads_do_not_share_a_module():
         for _ in range(3):
             for ours, theirs in zip(pool.map(gradient, vectors), serial, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (4, 3, 5, 4)])
-def test_normalisation_has_the_values_and_both_derivatives_of_torchs_own(shape: tuple[int, ...]):
-    x = torch.randn(shape, dtype=D)
-    if len(shape) == 4:
-        x = x.contiguous(memory_format=torch.channels_last)
-    x, weight, bias = (v.requires_grad_() for v in (x + 5, *torch.randn(2, 3, dtype=D)))
-    inputs = (x, weight, bias)
-
-    def torchs(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.batch_norm(x, None, None, weight, bias, True, 0.0, 1e-5)
-
-    def second(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        slopes = torch.autograd.grad(function(*inputs).sin().sum(), inputs, create_graph=True)
-        return torch.autograd.grad(torch.cat([s.reshape(-1) for s in slopes]).cos().sum(), inputs)
-
-    def our_own(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        with differentiated_twice():
-            return normalised(x, weight, bias, 1e-5)
-
-    torch.testing.assert_close(our_own(*inputs), torchs(*inputs), rtol=0, atol=0)
-    for ours, theirs in zip(second(our_own), second(torchs), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-
-
-def test_a_third_derivative_of_normalisation_is_refused():
-    x = torch.randn(5, 2, dtype=D, requires_grad=True)
-    with differentiated_twice():
-        values = normalised(x, torch.ones(2, dtype=D), torch.zeros(2, dtype=D), 1e-5)
-    (once,) = torch.autograd.grad(values.sin().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="third derivative"):
-        torch.autograd.grad(once.sin().sum(), x, create_graph=True)
-
-
-def test_a_norm_without_bias_can_be_differentiated_twice():
-    x, weight = torch.randn(5, 2, dtype=D, requires_grad=True), torch.randn(2, dtype=D)
-    with differentiated_twice():
-        values = normalised(x, weight, None, 1e-5)
-    (once,) = torch.autograd.grad(values.sin().sum(), x, create_graph=True)
-    assert torch.autograd.grad(once.sin().sum(), x)[0].shape == x.shape
 
 
 def test_moments_of_a_layer_that_is_used_twice_or_never():

@@ -19,7 +19,7 @@ from fedminimax.bench.table import Found, Row, at_least, faster, milliseconds
 from fedminimax.data.clients import Clients
 from fedminimax.problems.compositional_auc import CompositionalAUC
 from fedminimax.problems.gradients import outer_gradients
-from fedminimax.problems.norms import differentiated_twice
+from fedminimax.problems.twice import differentiated_twice
 from fedminimax.types import batch_of
 
 CLIENTS = 4

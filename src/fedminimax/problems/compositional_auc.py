@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.gradients import slope
-from fedminimax.problems.norms import differentiated_twice
+from fedminimax.problems.twice import differentiated_twice
 from fedminimax.types import Ask, Batch, Point
 
 Hessian = Literal["exact", "none"]
@@ -83,8 +83,9 @@ class CompositionalAUC(AUC):
         # they are: taking it apart and together again would be two more passes over it.
         at = value if self.hessian == "exact" else value.detach()
         with differentiated_twice():
-            step = slope(lambda value: self.cross_entropy(value, batch), at)
-        return torch.sub(value, step, alpha=self.inner_lr)
+            # The factor of the number, not of its gradient: that would be passes over all weights.
+            step = slope(lambda value: -self.inner_lr * self.cross_entropy(value, batch), at)
+        return value + step
 
     # The weights after the inner step depend on training rows, as batch-norm moments do, and so
     # travel with them.

@@ -26,7 +26,7 @@ Places = dict[str, list[tuple[dict[str, Any], str]]]  # dictionaries, and the ke
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _CHUNK = 256  # rows, at most, that are normalised together where moments are estimated
-_SCORED = 128  # rows that are scored together: larger activations leave the cache
+_SCORED = 512  # rows that are scored together: of 32 to 2,048 what takes the least time (bench)
 
 
 def weights_of(module: nn.Module) -> Tensor:

@@ -1,12 +1,6 @@
-"""Batch normalisation by the batch at hand: with padding rows, with moments that are kept, and
-with a second derivative in few passes."""
+"""Batch normalisation by the batch at hand: with padding rows, and with moments that are kept."""
 
 from __future__ import annotations
-
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,89 +78,9 @@ def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensordot(weight, flat, dims=1), torch.tensordot(weight, squares, dims=1)
 
 
-_here = threading.local()
-
-
-@contextmanager
-def differentiated_twice() -> Iterator[None]:
-    """For passes whose derivative will be differentiated again: batch normalisation then takes it
-    in fewer passes. Others do not pay for the calls of Python code in between."""
-    before, _here.twice = getattr(_here, "twice", False), True
-    try:
-        yield
-    finally:
-        _here.twice = before
-
-
 def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Each channel with mean 0 and variance 1 over the batch, times its weight, plus its bias."""
-    asked = getattr(_here, "twice", False) and x.device.type == "cpu" and not transformed()
-    if asked and weight is not None and bias is not None and weight.dtype == x.dtype:
-        return _Normalised.apply(x, weight, bias, eps)  # type: ignore[return-value]
     if weight is not None and weight.dtype != x.dtype and transformed():
         # Of a pass in another precision: vmap knows no normalisation of mixed ones.
         return normalised(x.to(weight.dtype), weight, bias, eps).to(x.dtype)
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-
-
-class _Normalised(torch.autograd.Function):
-    """torch's own values and gradients; only what is differentiated twice differs (`_Slopes`)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        values, mean, scale = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.eps = eps
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return *_Slopes.apply(*grads, *ctx.saved_tensors, ctx.eps), None  # type: ignore[misc]
-
-
-class _Slopes(torch.autograd.Function):
-    """The gradients of batch normalisation in x, weight and bias, as a function of the gradient g
-    in its values, of x and of the weight.
-
-    With z = (x - mean) * scale, means over the batch < >, and s = weight * scale, they are
-
-        s (g - <g> - z <g z>),    n <g z>,    n <g>.
-
-    Times (a, c, d), these are n s S + c n <g z> + d n <g>, where S = <a g> - <a> <g> - <a z> <g z>,
-    and its derivatives in g, x and the weight are what `backward` returns. torch takes some thirty
-    passes over x for them.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, eps: float
-    ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(g, x, weight, mean, scale)
-        return torch.ops.aten.native_batch_norm_backward(
-            g, x, weight, None, None, mean, scale, True, eps, [True, True, True]
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        if torch.is_grad_enabled():  # as it is for create_graph: mean and scale depend on x
-            raise RuntimeError(
-                "a third derivative of batch normalisation is asked for, which autograd has not: "
-                "use torch.func, or group normalisation"
-            )
-        g, x, weight, mean, scale = ctx.saved_tensors
-        shape = x.movedim(1, -1).shape
-        a, g, x = (v.movedim(1, -1).reshape(-1, shape[-1]) for v in (grads[0], g, x))
-        c, d = grads[1:]
-        each = x.new_full((len(x),), 1 / len(x))
-        s, z = weight * scale, (x - mean).mul_(scale)
-        a = a - each @ a  # a constant has no part: the gradient in x sums to 0
-        mean_g, mean_az, mean_gz = each @ g, each @ (a * z), each @ (g * z)
-        rest = each @ (a * g) - mean_az * mean_gz  # S
-        in_z = c - s * mean_az
-        in_g = (a * s).addcmul_(z, in_z).add_(d)
-        # z depends on x directly, by its mean and by its scale; s by its scale.
-        mean_uz = (in_z - s * mean_az) * mean_gz
-        in_x = (a * (-scale * s * mean_gz)).addcmul_(g, scale * in_z).sub_(scale * in_z * mean_g)
-        in_x.addcmul_(z, -scale * (mean_uz + s * rest))
-        in_g, in_x = (v.reshape(shape).movedim(-1, 1) for v in (in_g, in_x))
-        return in_g, in_x, len(x) * scale * rest, None, None, None

@@ -1,0 +1,266 @@
+"""Derivatives that are differentiated again, in fewer passes than by torch's own.
+
+What torch does beside the work: the derivative in images that nobody asked for; sums with zeros,
+which are not channels last and slow down all that follows; some thirty passes for batch
+normalisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedminimax.blocks.vectors import transformed
+
+aten = torch.ops.aten
+
+
+@contextmanager
+def differentiated_twice() -> Iterator[None]:
+    """For passes whose derivative will be differentiated again. Others do not pay for the calls of
+    Python code in between."""
+    if transformed() or torch.is_autocast_enabled("cpu"):
+        yield
+        return
+    with _Twice():
+        yield
+
+
+class _Twice(TorchFunctionMode):
+    """Convolution, pooling, ReLU and batch normalisation by the functions below, wherever a module
+    calls them, unless one of them leaves a call to torch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own, kwargs = _OWN.get(func), kwargs or {}
+        found = own(*args, **kwargs) if own and args and args[0].device.type == "cpu" else None
+        return func(*args, **kwargs) if found is None else found
+
+
+def _listed(numbers: Any) -> Any:
+    return [numbers] if isinstance(numbers, int) else numbers
+
+
+def _convolved(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    if x.dim() != 4 or isinstance(padding, str):
+        return None
+    way = (*map(_listed, (stride, padding, dilation)), False, [0], groups)
+    return _Convolved.apply(x, weight, bias, way)
+
+
+class _Convolved(torch.autograd.Function):
+    """Convolution, its way being stride, padding, dilation, transposed, output padding, groups."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, way: tuple[Any, ...]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biases, ctx.way = None if bias is None else [len(bias)], way
+        return aten.convolution(x, weight, bias, *way)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        slopes: Any = _ConvolvedSlopes.apply(*grads, *ctx.saved_tensors, ctx.biases, ctx.way)
+        return *slopes, None
+
+
+class _ConvolvedSlopes(torch.autograd.Function):
+    """The gradients of a convolution in x, weight and bias, as a function of the gradient g in its
+    values, of x and of the weight.
+
+    Times (a, c, d) they are < g, conv(a, weight) + conv(x, c) + d >: linear in g, in x and in the
+    weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, biases: Any, way: Any) -> Any:
+        ctx.save_for_backward(g, x, weight)
+        ctx.way = way
+        wanted = [ctx.needs_input_grad[1], True, biases is not None]
+        return aten.convolution_backward(g, x, weight, biases, *way, wanted)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g, x, weight), (a, c, d) = ctx.saved_tensors, grads
+        in_g = aten.convolution(x, c, d, *ctx.way)
+        if a is None:  # x is data
+            return in_g, None, None, None, None
+        in_g = in_g + aten.convolution(a, weight, None, *ctx.way)
+        slopes = aten.convolution_backward(g, a, c, None, *ctx.way, [True, True, False])
+        return in_g, *slopes[:2], None, None
+
+
+def _pooled(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    if x.dim() != 4 or return_indices:
+        return None
+    way = map(_listed, (kernel_size, stride or kernel_size, padding, dilation))
+    return _Pooled.apply(x, (*way, ceil_mode))
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, way: tuple[Any, ...]) -> Tensor:
+        values, places = aten.max_pool2d_with_indices(x, *way)
+        ctx.save_for_backward(x, places)
+        ctx.way = way
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _PooledSlopes.apply(*grads, *ctx.saved_tensors, ctx.way), None
+
+
+class _PooledSlopes(torch.autograd.Function):
+    """What pooling has chosen gets the gradient in its values; x decides on the choice alone."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, places: Tensor, way: tuple[Any, ...]) -> Tensor:
+        ctx.save_for_backward(places)
+        return aten.max_pool2d_with_indices_backward(g, x, *way, places)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (places,), (a,) = ctx.saved_tensors, grads
+        rows, channels, height, width = places.shape
+        if a.is_contiguous(memory_format=torch.channels_last):
+            flat = (v.movedim(1, -1).reshape(rows, -1, channels) for v in (a, places))
+            chosen = torch.gather(next(flat), 1, next(flat))
+            return chosen.view(rows, height, width, channels).movedim(-1, 1), None, None, None
+        return a.flatten(2).gather(2, places.flatten(2)).view_as(places), None, None, None
+
+
+def _rectified(x: Tensor, inplace: bool = False) -> Any:
+    return None if inplace else _Rectified.apply(x)
+
+
+class _Rectified(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        values = torch.relu(x)
+        ctx.save_for_backward(values)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _WherePositive.apply(*grads, *ctx.saved_tensors)
+
+
+class _WherePositive(torch.autograd.Function):
+    """g where the values are positive, and 0 elsewhere; they decide on the choice alone."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(values)
+        return aten.threshold_backward(g, values, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _WherePositive.apply(*grads, *ctx.saved_tensors), None
+
+
+def _normalised(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if not training or running_mean is not None or weight is None or bias is None:
+        return None
+    return _Normalised.apply(x, weight, bias, eps)
+
+
+class _Normalised(torch.autograd.Function):
+    """torch's own values and gradients; only what is differentiated twice differs (`_Slopes`)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        values, mean, scale = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.eps = eps
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return *_Slopes.apply(*grads, *ctx.saved_tensors, ctx.eps), None  # type: ignore[misc]
+
+
+class _Slopes(torch.autograd.Function):
+    """The gradients of batch normalisation in x, weight and bias, as a function of the gradient g
+    in its values, of x and of the weight.
+
+    With z = (x - mean) * scale, means over the batch < >, and s = weight * scale, they are
+
+        s (g - <g> - z <g z>),    n <g z>,    n <g>.
+
+    Times (a, c, d), these are n s S + c n <g z> + d n <g>, where S = <a g> - <a> <g> - <a z> <g z>,
+    and its derivatives in g, x and the weight are what `backward` returns. torch takes some thirty
+    passes over x for them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, eps: float
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(g, x, weight, mean, scale)
+        return torch.ops.aten.native_batch_norm_backward(
+            g, x, weight, None, None, mean, scale, True, eps, [True, True, True]
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled():  # as it is for create_graph: mean and scale depend on x
+            raise RuntimeError(
+                "a third derivative of batch normalisation is asked for, which autograd has not: "
+                "use torch.func, or group normalisation"
+            )
+        g, x, weight, mean, scale = ctx.saved_tensors
+        shape, (c, d) = x.movedim(1, -1).shape, grads[1:]
+        a, g, x = (v.movedim(1, -1).reshape(-1, shape[-1]) for v in (grads[0], g, x))
+        each = x.new_full((len(x),), 1 / len(x))
+        s, z = weight * scale, (x - mean).mul_(scale)
+        a = a - each @ a  # a constant has no part: the gradient in x sums to 0
+        product = a * z  # and memory for the next ones
+        mean_g, mean_az = each @ g, each @ product
+        mean_gz = each @ torch.mul(g, z, out=product)
+        rest = each @ torch.mul(a, g, out=product) - mean_az * mean_gz  # S
+        in_z = c - s * mean_az
+        in_g = torch.addcmul(d, a, s, out=product).addcmul_(z, in_z)
+        # z depends on x directly, by its mean and by its scale; s by its scale.
+        mean_uz = (in_z - s * mean_az) * mean_gz
+        in_x = torch.addcmul(-scale * in_z * mean_g, a, -scale * s * mean_gz, out=a)
+        in_x.addcmul_(g, scale * in_z).addcmul_(z, -scale * (mean_uz + s * rest))
+        in_g, in_x = (v.view(shape).movedim(-1, 1) for v in (in_g, in_x))
+        return in_g, in_x, len(x) * scale * rest, None, None, None
+
+
+_OWN: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.conv2d: _convolved,
+    F.max_pool2d: _pooled,
+    F.relu: _rectified,
+    torch.relu: _rectified,
+    F.batch_norm: _normalised,
+}
