@@ -504,18 +504,23 @@ def test_every_entry_is_in_the_contents_and_has_claims_and_a_quick_budget():
             assert entry.budget("quick").improvement(label) is not None, (entry.name, label)
 
 
-def test_the_claims_of_the_documents_are_those_of_their_pages(tmp_path, capsys, monkeypatch):
+def test_the_pages_of_the_documents_are_made_of_the_records_without_data(
+    tmp_path, capsys, monkeypatch
+):
     results = PAPERS.parent.parent / "docs" / "results"
     shutil.copytree(results, tmp_path / "results")
     monkeypatch.chdir(PAPERS.parent.parent)
+    monkeypatch.setenv("FEDMINIMAX_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
+    recorded = [folder.name for folder in (results / "records").iterdir()]
+    for name in recorded:
+        (tmp_path / "results" / f"{name}.md").unlink()
     code, _ = said(
         capsys, "--done", "--folder", str(tmp_path / "none"), "-o", str(tmp_path / "results")
     )
     assert code == 0
-    for page in (
-        "claims.md",
-        *(f"{p.name}.md" for p in read_contents(PAPERS, read_entries(PAPERS))),
-    ):
+    papers = [paper.name for paper in read_contents(PAPERS, read_entries(PAPERS))]
+    for page in (f"{name}.md" for name in ("claims", *papers, *recorded)):
         assert (tmp_path / "results" / page).read_text() == (results / page).read_text(), page
 
 
