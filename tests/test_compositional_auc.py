@@ -88,6 +88,21 @@ def test_the_pullback_is_the_finite_differences(module, filled):
     assert float((found - vector).abs().max()) > 1e-2  # the Hessian is there
 
 
+def test_the_pullback_of_a_convolutional_network_is_that_of_torch_func():
+    layers = (
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(4, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(27, 1)),
+    )
+    problem = CompositionalAUC(seeded(lambda: nn.Sequential(*layers)), **SHARE, inner_lr=0.7)
+    x, vector, labels = point_of(problem).x, vector_of(problem), torch.arange(6) % 2
+    batch = batch_of(torch.randn(6, 1, 8, 8, dtype=torch.float64), labels.double())
+    found = inner_pullback(problem, 1, x, vector, batch)
+    value, pull = torch.func.vjp(lambda v: problem.inner(1, v, batch), x)[:2]
+    for ours, theirs in zip(found, (value, *pull(vector)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
 @on_modules
 def test_without_hessian_the_pullback_is_the_vector(module):
     exact, none = (

@@ -22,6 +22,7 @@ from fedminimax import cli
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.drfa import DRFA
 from fedminimax.algorithms.fedavg import FedAvg
+from fedminimax.algorithms.local_scgdam import LocalSCGDAM
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.blocks.precision import counting
 from fedminimax.blocks.schedules import SCHEDULES
@@ -35,6 +36,7 @@ from fedminimax.engine.trees import flat, tree_map
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.engine.work import Exchanged, Work, mean
 from fedminimax.problems.auc import AUC
+from fedminimax.problems.compositional_auc import CompositionalAUC
 from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.network import Network
 from fedminimax.problems.quadratic import Quadratic
@@ -187,9 +189,12 @@ def plain_kernels(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
+METHODS = {AUC: Codasca(lr=0.1), CrossEntropy: FedAvg(lr=0.1), CompositionalAUC: LocalSCGDAM()}
+
+
 def trained(precision: torch.dtype | None, executor: str = "debug", problem=AUC):
     torch.manual_seed(0)
-    method = Codasca(lr=0.1) if problem is AUC else FedAvg(lr=0.1)
+    method = METHODS[problem]
     options = {"executor": executor, "evaluate_every": 5, "dtype": torch.float32}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -197,7 +202,14 @@ def trained(precision: torch.dtype | None, executor: str = "debug", problem=AUC)
 
 
 @pytest.mark.parametrize(
-    ("executor", "problem"), [("threads", AUC), ("vectorised", AUC), ("debug", CrossEntropy)]
+    ("executor", "problem"),
+    [
+        ("threads", AUC),
+        ("vectorised", AUC),
+        ("debug", CrossEntropy),
+        ("threads", CompositionalAUC),
+        ("vectorised", CompositionalAUC),
+    ],
 )
 def test_a_network_in_bfloat16_keeps_vectors_in_float32(executor, problem, plain_kernels):
     Watched.seen.clear()

@@ -19,7 +19,7 @@ from fedminimax.bench.table import Found, Row, at_least, faster, milliseconds
 from fedminimax.data.clients import Clients
 from fedminimax.problems.compositional_auc import CompositionalAUC
 from fedminimax.problems.gradients import outer_gradients
-from fedminimax.problems.twice import differentiated_twice
+from fedminimax.problems.twice import DifferentiatedTwice
 from fedminimax.types import batch_of
 
 CLIENTS = 4
@@ -43,7 +43,7 @@ def against_parts(effort: Effort) -> Found:
     weights = problem.network_weights(point.x)
 
     def by_autograd(leaf: Tensor) -> Tensor:
-        with differentiated_twice():
+        with DifferentiatedTwice():
             loss = problem.cross_entropy(leaf, batch)
         return torch.autograd.grad(loss, leaf, create_graph=True)[0]
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.gradients import slope
-from fedminimax.problems.twice import differentiated_twice
 from fedminimax.types import Ask, Batch, Point
 
 Hessian = Literal["exact", "none"]
@@ -82,10 +81,8 @@ class CompositionalAUC(AUC):
         # Of the whole vector, whose last entries cross-entropy does not know, so that they stay as
         # they are: taking it apart and together again would be two more passes over it.
         at = value if self.hessian == "exact" else value.detach()
-        with differentiated_twice():
-            # The factor of the number, not of its gradient: that would be passes over all weights.
-            step = slope(lambda value: -self.inner_lr * self.cross_entropy(value, batch), at)
-        return value + step
+        # The factor of the number, not of its gradient: that would be passes over all weights.
+        return value + slope(lambda v: -self.inner_lr * self.cross_entropy(v, batch), at)
 
     # The weights after the inner step depend on training rows, as batch-norm moments do, and so
     # travel with them.

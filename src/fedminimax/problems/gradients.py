@@ -7,12 +7,14 @@ touching a method.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from fedminimax.blocks.parted import backward, leaf
 from fedminimax.blocks.vectors import transformed
+from fedminimax.problems.twice import DifferentiatedTwice
 from fedminimax.types import Batch, Draw, Point, Problem
 
 
@@ -52,7 +54,9 @@ def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
         again = at.requires_grad
         # A view: of what the derivative outside is taken in, `Network.parts` are leaves themselves.
         here = at.view_as(at) if again else at.detach().requires_grad_()
-        return torch.autograd.grad(function(here), here, create_graph=again)[0]
+        with DifferentiatedTwice() if again else nullcontext():
+            found = function(here)
+        return torch.autograd.grad(found, here, create_graph=again)[0]
 
 
 def outer_gradients(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Point:

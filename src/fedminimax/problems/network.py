@@ -26,7 +26,8 @@ Places = dict[str, list[tuple[dict[str, Any], str]]]  # dictionaries, and the ke
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _CHUNK = 256  # rows, at most, that are normalised together where moments are estimated
-_SCORED = 512  # rows that are scored together: of 32 to 2,048 what takes the least time (bench)
+_SCORED = 512  # rows that are scored together: of 32 to 2,048 what takes the least time (bench),
+_SCORED_NUMBERS = 1 << 21  # but of large images fewer, as many as have these many numbers
 
 
 def weights_of(module: nn.Module) -> Tensor:
@@ -138,8 +139,9 @@ class Network:
     def outputs(self, vector: Tensor, rows: Tensor, moments: Tensor | None = None) -> Tensor:
         """The outputs in evaluation mode."""
         module = pool_first(self.module(vector, moments))
+        size = max(32, min(_SCORED, _SCORED_NUMBERS * len(rows) // max(1, rows.numel())))
         with torch.no_grad():
-            return torch.cat([module(channels_last(chunk)) for chunk in rows.split(_SCORED)])
+            return torch.cat([module(channels_last(chunk)) for chunk in rows.split(size)])
 
     def __deepcopy__(self, memo: dict) -> Network:
         return self.at(self.precision)

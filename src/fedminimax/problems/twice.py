@@ -1,14 +1,12 @@
 """Derivatives that are differentiated again, in fewer passes than by torch's own.
 
 What torch does beside the work: the derivative in images that nobody asked for; sums with zeros,
-which are not channels last and slow down all that follows; some thirty passes for batch
-normalisation.
+which are not channels last and slow down all that follows; many passes for batch normalisation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,29 +19,20 @@ from fedminimax.blocks.vectors import transformed
 aten = torch.ops.aten
 
 
-@contextmanager
-def differentiated_twice() -> Iterator[None]:
-    """For passes whose derivative will be differentiated again. Others do not pay for the calls of
-    Python code in between."""
-    if transformed() or torch.is_autocast_enabled("cpu"):
-        yield
-        return
-    with _Twice():
-        yield
-
-
-class _Twice(TorchFunctionMode):
-    """Convolution, pooling, ReLU and batch normalisation by the functions below, wherever a module
-    calls them, unless one of them leaves a call to torch."""
+class DifferentiatedTwice(TorchFunctionMode):
+    """For passes whose derivative will be differentiated again: convolution, pooling, ReLU and
+    batch normalisation by the functions below. What these leave to torch: other forms of them,
+    other devices, passes inside vmap and the like, and passes of mixed precision."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        own, kwargs = _OWN.get(func), kwargs or {}
-        found = own(*args, **kwargs) if own and args and args[0].device.type == "cpu" else None
+        own, kwargs, found = _OWN.get(func), kwargs or {}, None
+        if own and args and args[0].device.type == "cpu" and not transformed():
+            found = None if torch.is_autocast_enabled("cpu") else own(*args, **kwargs)
         return func(*args, **kwargs) if found is None else found
 
 
 def _listed(numbers: Any) -> Any:
-    return [numbers] if isinstance(numbers, int) else numbers
+    return numbers if isinstance(numbers, list | tuple) else [numbers]
 
 
 def _convolved(
@@ -113,7 +102,8 @@ def _pooled(
 ) -> Any:
     if x.dim() != 4 or return_indices:
         return None
-    way = map(_listed, (kernel_size, stride or kernel_size, padding, dilation))
+    stride = [] if stride is None else stride
+    way = map(_listed, (kernel_size, stride, padding, dilation))
     return _Pooled.apply(x, (*way, ceil_mode))
 
 
@@ -140,17 +130,17 @@ class _PooledSlopes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (places,), (a,) = ctx.saved_tensors, grads
-        rows, channels, height, width = places.shape
-        if a.is_contiguous(memory_format=torch.channels_last):
-            flat = (v.movedim(1, -1).reshape(rows, -1, channels) for v in (a, places))
-            chosen = torch.gather(next(flat), 1, next(flat))
-            return chosen.view(rows, height, width, channels).movedim(-1, 1), None, None, None
-        return a.flatten(2).gather(2, places.flatten(2)).view_as(places), None, None, None
+        (places,), (a,), size = ctx.saved_tensors, grads, ctx.saved_tensors[0].shape[2:]
+        if not a.is_contiguous(memory_format=torch.channels_last):
+            chosen = a.flatten(2).gather(2, places.flatten(2)).unflatten(2, size)
+        else:
+            a, places = (v.movedim(1, -1).flatten(1, 2) for v in (a, places))
+            chosen = a.gather(1, places).unflatten(1, size).movedim(-1, 1)
+        return chosen, None, None, None
 
 
 def _rectified(x: Tensor, inplace: bool = False) -> Any:
-    return None if inplace else _Rectified.apply(x)
+    return None if inplace or x.dim() != 4 else _Rectified.apply(x)
 
 
 class _Rectified(torch.autograd.Function):
@@ -190,11 +180,13 @@ def _normalised(
 ) -> Any:
     if not training or running_mean is not None or weight is None or bias is None:
         return None
+    if x.numel() <= x.shape[1] or not len(weight) == len(bias) == x.shape[1]:
+        return None  # and refused
     return _Normalised.apply(x, weight, bias, eps)
 
 
 class _Normalised(torch.autograd.Function):
-    """torch's own values and gradients; only what is differentiated twice differs (`_Slopes`)."""
+    """torch's own values and gradients; what differs is their derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -205,10 +197,11 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return *_Slopes.apply(*grads, *ctx.saved_tensors, ctx.eps), None  # type: ignore[misc]
+        slopes: Any = _NormalisedSlopes.apply(*grads, *ctx.saved_tensors, ctx.eps)
+        return *slopes, None
 
 
-class _Slopes(torch.autograd.Function):
+class _NormalisedSlopes(torch.autograd.Function):
     """The gradients of batch normalisation in x, weight and bias, as a function of the gradient g
     in its values, of x and of the weight.
 
@@ -226,7 +219,7 @@ class _Slopes(torch.autograd.Function):
         ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, eps: float
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(g, x, weight, mean, scale)
-        return torch.ops.aten.native_batch_norm_backward(
+        return aten.native_batch_norm_backward(
             g, x, weight, None, None, mean, scale, True, eps, [True, True, True]
         )
 
