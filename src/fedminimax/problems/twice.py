@@ -20,9 +20,9 @@ aten = torch.ops.aten
 
 
 class DifferentiatedTwice(TorchFunctionMode):
-    """For passes whose derivative will be differentiated again: convolution, pooling, ReLU and
-    batch normalisation by the functions below. What these leave to torch: other forms of them,
-    other devices, passes inside vmap and the like, and passes of mixed precision."""
+    """For passes whose derivative will be differentiated again: convolution, pooling and batch
+    normalisation by the functions below. What these leave to torch: other forms of them, other
+    devices, passes inside vmap and the like, and passes of mixed precision."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own, kwargs, found = _OWN.get(func), kwargs or {}, None
@@ -139,35 +139,6 @@ class _PooledSlopes(torch.autograd.Function):
         return chosen, None, None, None
 
 
-def _rectified(x: Tensor, inplace: bool = False) -> Any:
-    return None if inplace or x.dim() != 4 else _Rectified.apply(x)
-
-
-class _Rectified(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        values = torch.relu(x)
-        ctx.save_for_backward(values)
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _WherePositive.apply(*grads, *ctx.saved_tensors)
-
-
-class _WherePositive(torch.autograd.Function):
-    """g where the values are positive, and 0 elsewhere; they decide on the choice alone."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, values: Tensor) -> Tensor:
-        ctx.save_for_backward(values)
-        return aten.threshold_backward(g, values, 0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _WherePositive.apply(*grads, *ctx.saved_tensors), None
-
-
 def _normalised(
     x: Tensor,
     running_mean: Tensor | None,
@@ -253,7 +224,5 @@ class _NormalisedSlopes(torch.autograd.Function):
 _OWN: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.conv2d: _convolved,
     F.max_pool2d: _pooled,
-    F.relu: _rectified,
-    torch.relu: _rectified,
     F.batch_norm: _normalised,
 }
