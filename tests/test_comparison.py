@@ -1,6 +1,7 @@
 """`fedminimax compare FILE.toml`: methods tuned alike, repeated, and set side by side."""
 
 import dataclasses
+import json
 import math
 import sys
 
@@ -9,6 +10,7 @@ import torch
 
 from fedminimax import cli
 from fedminimax.config import ConfigError
+from fedminimax.engine.device import usable_cores
 from fedminimax.experiment import load, run_experiment
 from fedminimax.report.comparison import Comparison, Job, Line, Plan, compare
 from fedminimax.report.comparison_table import fitted, markdown, ranking_table
@@ -69,6 +71,22 @@ def test_each_method_is_tuned_over_its_own_options_and_repeated(file, tmp_path):
     table = markdown(file, comparison, lines)
     assert f"| 5 | corrected | 0.05 | {lines[3].rounds[0]:g} |" in table
     assert "median and range over 2 seeds; gradients, up and exchanges are those of the" in table
+
+
+def test_runs_at_the_same_time_are_the_same_runs_each_on_cores_of_its_own(file, tmp_path):
+    file.write_text(FILE.replace('"vectorised"', '"threads"').replace("[1.0, 5.0]", "[5.0]"))
+    one, both = (compare(file, tmp_path / str(count), count)[1] for count in (1, 2))
+    assert [line._replace(histories=[]) for line in one] == [
+        line._replace(histories=[]) for line in both
+    ]
+    for alone, beside in zip(one, both, strict=True):
+        for histories in zip(alone.histories, beside.histories, strict=True):
+            distances = [[r["train"]["distance"] for r in history] for history in histories]
+            assert distances[0] == pytest.approx(distances[1], rel=1e-12)
+    cores = {str(count): usable_cores() // count or 1 for count in (1, 2)}
+    for folder, asked in cores.items():
+        found = [json.loads(p.read_text()) for p in (tmp_path / folder).glob("*/environment.json")]
+        assert {about["threads"] for about in found} <= {asked, asked + usable_cores() % 2}
 
 
 def line(label, rounds, length=40):

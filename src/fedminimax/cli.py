@@ -230,6 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--list", action="store_true", help="every table and figure, and no more")
     command.add_argument("--budget", choices=BUDGETS, default="full", help="how long runs are")
     command.add_argument("--seeds", type=int, help="runs of each (default: what the entry says)")
+    command.add_argument("--workers", type=int, default=1, help="runs of an entry at the same time")
     command.add_argument(
         "--done", action="store_true", help="begin nothing: write down what is finished"
     )
@@ -562,10 +563,14 @@ def _reproduce(options: argparse.Namespace) -> int:
         raise ValueError(f"there is no entry {unknown[0]!r}; {suggest(unknown[0], entries)}")
     if options.seeds is not None and options.seeds < 1:
         raise ValueError(f"--seeds is {options.seeds}; give at least 1")
+    if options.workers < 1:
+        raise ValueError(f"--workers is {options.workers}; give at least 1")
     matplotlib_or()
     chosen = [entries[name] for name in options.names or entries]
     output = options.output or options.folder
-    order = Order(options.budget, options.seeds, not options.done, options.folder, output)
+    order = Order(
+        options.budget, options.seeds, not options.done, options.folder, output, options.workers
+    )
     try:
         ended = dict(reproduce(chosen, order, lambda text: print(text, flush=True)))
     except KeyboardInterrupt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from fedminimax.bench.table import CannotMeasureError, milliseconds, sentence
 from fedminimax.data.clients import Clients
+from fedminimax.engine.device import usable_cores
 from fedminimax.engine.executors import make
 from fedminimax.engine.inductor import missing_compiler
 from fedminimax.engine.profile import Profile, untimed
@@ -22,7 +22,7 @@ from fedminimax.types import Algorithm, Cost, Problem
 
 FIRST_ROUNDS = 2  # of other kinds than those that follow, in some methods
 LONG = 1_000_000  # rounds that "auto" is told of: a run that is worth compiling
-CORES = os.cpu_count() or 1
+CORES = usable_cores()
 
 
 class Steady:

@@ -10,7 +10,6 @@ Methods and problems know nothing of this: they are pure functions of tensors.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedminimax.engine.device import threads
+from fedminimax.engine.device import threads, usable_cores
 from fedminimax.engine.graphs import (
     CLOSING,
     Closing,
@@ -69,7 +68,7 @@ class Compiled(Executor):
         eager_threads: int | None = None,
     ):
         """`eager_threads` are for phases that are not compiled."""
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = threads or usable_cores()
         self._compiler = compiler or inductor
         self._eager = Vectorised(eager_threads)
         self._graphs: dict[tuple, Graph | None] = {}  # None: what could not be compiled

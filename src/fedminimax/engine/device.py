@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,6 +41,30 @@ def wait_for(device: torch.device) -> None:
     """Until the device has done what it was given: a clock must not stop before."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
+
+
+def usable_cores() -> int:
+    """How many this process may use, which can be fewer than the machine has."""
+    return len(_own_cores()) or os.cpu_count() or 1
+
+
+def _own_cores() -> list[int]:
+    """Which ones; none where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def share_of_cores(number: int, parts: int) -> list[int]:
+    """The cores of the process with this number, where so many share those of this one; where
+    there are fewer cores than processes, some have the same one."""
+    own = _own_cores()
+    return own[number::parts] or own[number % len(own) :][:1] if own else []
+
+
+def stay_on(cores: list[int]) -> None:
+    """This process uses these cores from now on; one, wherever, if none are told."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(max(1, len(cores)))
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from typing import NamedTuple
 
 from fedminimax.engine.compiled import Compiled, not_compiled
 from fedminimax.engine.debug import Debug
-from fedminimax.engine.device import wait_for
+from fedminimax.engine.device import usable_cores, wait_for
 from fedminimax.engine.inductor import missing_compiler
 from fedminimax.engine.memory import keep_freed_memory
 from fedminimax.engine.threads import Threads
@@ -31,7 +30,7 @@ def make(
 ) -> Executor:
     """`rounds` is how long the run will be, for "auto" to judge what pays; `cores` are those that
     this process has, if not all."""
-    cores = cores or os.cpu_count() or 1
+    cores = cores or usable_cores()
     keep_freed_memory()
     if name == "auto":
         return Auto(rounds, cores)
@@ -55,7 +54,7 @@ class Auto(Executor):
     choice."""
 
     def __init__(self, rounds: int = 0, cores: int | None = None) -> None:
-        self._rounds, self._cores = rounds, cores or os.cpu_count() or 1
+        self._rounds, self._cores = rounds, cores or usable_cores()
         self._chosen: Executor = Debug()
         self._timed = False
         self._watching: Auto | None = None  # for phases that are watched before any other was timed

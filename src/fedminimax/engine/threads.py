@@ -3,7 +3,6 @@ a core."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from fedminimax.blocks.parted import Parted, copy_into
 from fedminimax.engine.debug import run_in_parts
+from fedminimax.engine.device import usable_cores
 from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.work import Executor, Result, Work
 
@@ -21,7 +21,7 @@ class Threads(Executor):
     name = "threads"
 
     def __init__(self, threads: int | None = None):
-        self.threads = threads or os.cpu_count() or 1
+        self.threads = threads or usable_cores()
         # Each worker computes on one core; two cores are filled by two clients, without a barrier
         # per operation.
         self._pool = ThreadPoolExecutor(self.threads, "client", initializer=_begin)

@@ -38,10 +38,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-import torch
 from rich.progress import track
 
 from fedminimax.config import (
@@ -53,6 +53,7 @@ from fedminimax.config import (
     read_toml,
     suggest,
 )
+from fedminimax.engine.device import share_of_cores, stay_on
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.simulate import Run
 from fedminimax.engine.trainer import succeeded
@@ -482,10 +483,18 @@ def _run_all(
         return []
     if workers == 1:
         return [_run_one(*task) for task in track(tasks, "running")]
-    # A fresh interpreter per worker: torch's threads do not survive a fork.
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    # A fresh interpreter per worker, with cores of its own: torch's threads do not survive a fork.
+    context = get_context("spawn")
+    shares = context.SimpleQueue()
+    for number in range(workers):
+        shares.put(share_of_cores(number, workers))
+    with ProcessPoolExecutor(workers, context, _begin_worker, (shares,)) as pool:
         futures = [pool.submit(_run_one, *task) for task in tasks]
         return [future.result() for future in track(futures, "running")]
+
+
+def _begin_worker(shares: SimpleQueue) -> None:
+    stay_on(shares.get())
 
 
 def _recorded(job: Job, kept: Path | None) -> bool:

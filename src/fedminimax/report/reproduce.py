@@ -44,6 +44,7 @@ class Order:
     begin: bool = True  # else only what is finished is written down
     folder: Path = Path("runs/reproduce")
     output: Path = Path("runs/reproduce")
+    workers: int = 1
 
     def runs(self, entry: Entry) -> Path:
         return self.folder / self._place(entry)
@@ -108,8 +109,8 @@ def reproduce(
 
 def run(entry: Entry, order: Order) -> Reproduced:
     comparison = Comparison(entry.path, table=entry.table(order.budget, order.seeds))
-    places = {"folder": order.runs(entry), "kept": order.records(entry)}
-    return Reproduced(comparison, compared(comparison, **places, begin=order.begin))
+    how = {"folder": order.runs(entry), "kept": order.records(entry), "workers": order.workers}
+    return Reproduced(comparison, compared(comparison, **how, begin=order.begin))
 
 
 def shortfalls(entry: Entry, done: Reproduced, order: Order) -> Iterator[str]:
