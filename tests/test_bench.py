@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import fedminimax.bench
+from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.bench import all_rows, batched, bench, choose, environments, portfolio, scale
-from fedminimax.bench.by_hand import FlatWorker, Worker, fastest
+from fedminimax.bench.by_hand import FedAvgLoop, FlatWorker, Loop, Worker, fastest
 from fedminimax.bench.environments import FLOWER, JAX, TORCH, Folder, Peer, talking
 from fedminimax.bench.measure import Effort, Ratio, Times, in_turn, times_faster
 from fedminimax.bench.methods import BATCH, METHODS
@@ -35,6 +36,7 @@ from fedminimax.bench.table import (
 from fedminimax.data.clients import Clients
 from fedminimax.engine import compiled
 from fedminimax.problems.auc import AUC
+from fedminimax.problems.cross_entropy import CrossEntropy
 
 
 def small_run(method, executor: str = "debug") -> Steady:
@@ -51,14 +53,28 @@ def small_run(method, executor: str = "debug") -> Steady:
 def test_loops_by_hand_compute_what_the_engine_computes(method, which, kind, threads):
     run = small_run(method)
     loop = getattr(method, which)(run, mlp(torch.float64), threads, kind)
+    check_same_round(loop, run)
+
+
+def check_same_round(loop: Loop, run: Steady) -> None:
     before = run.state.server.x
     loop()
     run()
-    worker: Worker = loop.workers[0]
-    expected = worker.split(run.state.server.x, run.state.server.y)
+    expected = loop.workers[0].split(run.state.server.x, run.state.server.y)
     assert not torch.allclose(run.state.server.x, before)
     for found, wanted in zip(loop.server, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", [Worker, FlatWorker], ids=lambda kind: kind.__name__)
+def test_fedavg_by_hand_computes_what_the_engine_computes_with_a_cohort(kind, threads):
+    job = the_job()
+    data = [(rows.double(), labels.double()) for rows, labels in job.rows("mlp")[:7]]
+    method = FedAvg(lr=job.LR, local_steps=job.STEPS)
+    problem, clients = CrossEntropy(mlp(torch.float64)), Clients(data, batch_size=job.BATCH)
+    run = Steady(problem, method, clients, "debug", cohort=3, first="debug")
+    check_same_round(FedAvgLoop(run, mlp(torch.float64), threads, kind), run)
 
 
 @pytest.mark.parametrize("faster", [Worker, FlatWorker])

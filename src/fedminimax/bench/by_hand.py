@@ -1,5 +1,5 @@
-"""AUC over clients as one would write it without a library, in two ways of which the faster one
-counts: a module with `loss.backward`, and one vector with `functional_call`.
+"""AUC and cross-entropy over clients as one would write them without a library, in two ways of
+which the faster one counts: a module with `loss.backward`, and one vector with `functional_call`.
 
 Careful versions: updates in place and of all parameters at once, nothing copied that need not be.
 `tests/test_bench.py` compares a round of each method in each way with the engine's.
@@ -12,37 +12,67 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedminimax.bench.measure import Effort, alone, in_turn
 from fedminimax.bench.ours import Steady
+from fedminimax.problems.auc import AUC
 from fedminimax.problems.network import channels_last, pool_first
 
 List = list[Tensor]
 
 
+class Objective(NamedTuple):
+    """A loss of the module's outputs, the labels and so many numbers of its own."""
+
+    loss: Callable[..., Tensor]
+    numbers: int = 0
+    maximises: bool = False  # over the last of these
+
+
+def objective_of(problem: Any) -> Objective:
+    """The problem's, by hand: that of AUC, with a, b and alpha, or cross-entropy."""
+    if isinstance(problem, AUC):
+        assert problem.positive_share is not None
+        return Objective(partial(auc, problem.positive_share), numbers=3, maximises=True)
+    return Objective(cross_entropy)
+
+
+def auc(p: float, outputs: Tensor, labels: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+    s, negative = torch.sigmoid(outputs.reshape(-1)), 1 - labels
+    squares = (1 - p) * (s - a) ** 2 * labels + p * (s - b) ** 2 * negative
+    difference = p * s * negative - (1 - p) * s * labels
+    return (squares + 2 * (1 + alpha) * difference).mean() - p * (1 - p) * alpha**2
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs.reshape(-1), labels)
+
+
 class Worker:
-    """One copy of the variables: the module's parameters, a, b and alpha. The dual's gradient has
-    its sign turned, so that all variables descend."""
+    """One copy of the variables: the module's parameters and the objective's own numbers. The
+    dual's gradient has its sign turned, so that all variables descend."""
 
     way = "a module, loss.backward"
 
-    def __init__(self, module: nn.Module, columns: Sequence[Tensor], positive_share: float):
+    def __init__(self, module: nn.Module, columns: Sequence[Tensor], objective: Objective):
         self.module = pool_first(copy.deepcopy(module))
         for part in self.module.modules():
             if isinstance(part, nn.BatchNorm2d):  # nobody uses running statistics in training
                 part.track_running_stats = False
                 part.running_mean = part.running_var = part.num_batches_tracked = None
         weights = list(self.module.parameters())
-        own = [weights[0].new_zeros(()).requires_grad_() for _ in range(3)]
+        own = [weights[0].new_zeros(()).requires_grad_() for _ in range(objective.numbers)]
         self.variables = [*weights, *own]
-        self.columns, self.share = columns, positive_share
+        self.columns, self.objective, self.weights = columns, objective, len(weights)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         features, labels = self.columns
@@ -50,21 +80,17 @@ class Worker:
 
     def gradient(self, features: Tensor, labels: Tensor) -> List:
         with torch.enable_grad():
-            self.loss(self.module(features), labels, *self.variables[-3:]).backward()
+            own = self.variables[self.weights :]
+            self.objective.loss(self.module(features), labels, *own).backward()
         grads: Any = [v.grad for v in self.variables]
         for variable in self.variables:
             variable.grad = None
-        grads[-1].neg_()
+        if self.objective.maximises:
+            grads[-1].neg_()
         return grads
 
-    def loss(self, outputs: Tensor, labels: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
-        s, p, negative = torch.sigmoid(outputs.reshape(-1)), self.share, 1 - labels
-        squares = (1 - p) * (s - a) ** 2 * labels + p * (s - b) ** 2 * negative
-        difference = p * s * negative - (1 - p) * s * labels
-        return (squares + 2 * (1 + alpha) * difference).mean() - p * (1 - p) * alpha**2
-
     def primal(self, values: List) -> List:
-        """Of variables, or of what is shaped like them, all but alpha's."""
+        """Of variables, or of what is shaped like them, all but the dual's."""
         return values[:-1]
 
     def split(self, x: Tensor, y: Tensor) -> List:
@@ -86,8 +112,8 @@ class FlatWorker(Worker):
 
     way = "one vector, functional_call"
 
-    def __init__(self, module: nn.Module, columns: Sequence[Tensor], positive_share: float):
-        super().__init__(module, columns, positive_share)
+    def __init__(self, module: nn.Module, columns: Sequence[Tensor], objective: Objective):
+        super().__init__(module, columns, objective)
         self.names = [name for name, _ in self.module.named_parameters()]
         self.shapes = [v.shape for v in self.variables]
         self.sizes = [v.numel() for v in self.variables]
@@ -98,11 +124,13 @@ class FlatWorker(Worker):
         (flat,) = self.variables
         with torch.enable_grad():
             parts = zip(flat.split(self.sizes), self.shapes, strict=True)
-            *weights, a, b, alpha = (part.view(shape) for part, shape in parts)
+            variables = [part.view(shape) for part, shape in parts]
+            weights, own = variables[: self.weights], variables[self.weights :]
             named = dict(zip(self.names, weights, strict=True))
             outputs = functional_call(self.module, named, (features,))
-            (grad,) = torch.autograd.grad(self.loss(outputs, labels, a, b, alpha), flat)
-        grad[-1:].neg_()
+            (grad,) = torch.autograd.grad(self.objective.loss(outputs, labels, *own), flat)
+        if self.objective.maximises:
+            grad[-1:].neg_()
         return [grad]
 
     def primal(self, values: List) -> List:
@@ -110,18 +138,19 @@ class FlatWorker(Worker):
 
 
 class Loop(ABC):
-    """A run of a method client by client, from where the engine's run stands: a call is a round."""
+    """A run of a method client by client, from where the engine's run stands: a call is a round,
+    each with the same cohort."""
 
     def __init__(
         self, run: Steady, module: nn.Module, threads: int = 1, worker: type[Worker] = Worker
     ):
         federation, state = run.federation, run.state
-        share = federation.problem.positive_share  # type: ignore[attr-defined]
-        columns = federation.clients.train.columns
+        objective, columns = objective_of(federation.problem), federation.clients.train.columns
         self.method: Any = federation.algorithm
-        self.workers = [worker(module, columns, share) for _ in range(threads)]
+        self.workers = [worker(module, columns, objective) for _ in range(threads)]
         self.pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-        self.weights = (federation.weights / federation.weights.sum()).tolist()
+        weights = federation.weights[run.cohort()]
+        self.weights = (weights / weights.sum()).tolist()
         # The batches of this round, in every round: drawing them costs this side nothing.
         self.rows = [own.unbind() for own in run.index()[:, 0].unbind(1)]
         self.load(self.workers[0], state.server, run.store)
@@ -175,12 +204,19 @@ def fastest(loop: type[Loop], run: Steady, module: nn.Module, threads: int = 1) 
 
 
 class SGDALoop(Loop):
+    rate = "primal_lr"
+
     def client(self, worker: Worker, number: int) -> tuple[List, ...]:
         worker.goes_from(self.server)
+        lr = getattr(self.method, self.rate)
         for rows in self.rows[number]:
             grads = worker.gradient(*worker.batch(rows))
-            torch._foreach_add_(worker.variables, grads, alpha=-self.method.primal_lr)
+            torch._foreach_add_(worker.variables, grads, alpha=-lr)
         return (worker.variables,)
+
+
+class FedAvgLoop(SGDALoop):
+    rate = "lr"
 
 
 class CodascaLoop(Loop):

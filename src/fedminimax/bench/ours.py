@@ -6,6 +6,7 @@ import time
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -86,10 +87,15 @@ class Steady:
             common = (self.federation, self.state, self.store, self.executor)
             self.state = play_rounds(*common, left)
 
+    def cohort(self) -> np.ndarray:
+        """The clients of the next round."""
+        return self.federation.draw_cohort(self.state.server, self.state.round, 0)
+
     def index(self, rounds: int = 1) -> Tensor:
-        """The row numbers of the next rounds: (steps, levels, clients, batch)."""
+        """The row numbers of the next rounds, for the clients of the next one: (steps, levels,
+        clients, batch)."""
         federation, steps = self.federation, self.federation.algorithm.local_steps  # type: ignore
-        draws = federation.sampler.draw(federation.everyone, self.state.iteration, rounds * steps)
+        draws = federation.sampler.draw(self.cohort(), self.state.iteration, rounds * steps)
         return draws.source.index
 
     def parts(self, seconds: float = 1.0) -> str:
