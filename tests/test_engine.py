@@ -868,6 +868,21 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, uninterrupted
     assert (folder / "final.safetensors").read_bytes() == uninterrupted
 
 
+def test_a_run_that_is_under_way_is_not_gone_on_with_by_another_process(tmp_path, uninterrupted):
+    folder = tmp_path / "run"
+    first = start(folder, pause=0.5)
+    assert first.stdout is not None
+    first.stdout.readline()
+    second = start(folder)
+    errors = finish(second)
+    assert second.returncode != 0
+    assert f"another process is at work in {folder}: wait for its end, or stop it" in errors
+    assert first.poll() is None
+    errors = finish(first)
+    assert first.returncode == 0, errors
+    assert (folder / "final.safetensors").read_bytes() == uninterrupted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(2))
 def test_a_run_killed_again_and_again_at_any_moment(tmp_path, uninterrupted, attempt):

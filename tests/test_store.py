@@ -22,9 +22,10 @@ from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.config import Experiment
 from fedminimax.data.clients import Clients
-from fedminimax.engine import checkpoint, row_file, trainer
+from fedminimax.engine import checkpoint, lock, row_file, trainer
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.disk_store import DiskStore
+from fedminimax.engine.lock import BusyError
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.store import ClientStore, Store
 from fedminimax.engine.trees import leaves
@@ -274,12 +275,12 @@ def test_without_a_folder_a_full_disk_speaks_of_no_checkpoint(monkeypatch):
         go(None)
 
 
-@pytest.mark.skipif(row_file.fcntl is None, reason="no locks on this system")
+@pytest.mark.skipif(lock.fcntl is None, reason="no locks on this system")
 @pytest.mark.parametrize("store", ["disk", "memory"])
 def test_a_run_that_goes_on_already_is_not_gone_on_with(tmp_path, whole, store):
     def again(round: int) -> None:
         if round == 3:
-            with pytest.raises(CheckpointError, match="another process has the client states"):
+            with pytest.raises(BusyError, match="another process is at work in"):
                 go(tmp_path, store, resume=True)
 
     go(tmp_path, on_round=again)

@@ -21,6 +21,7 @@ from fedminimax.engine import checkpoint
 from fedminimax.engine.checkpoint import CheckpointError, write_bytes
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.lock import BusyError
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.engine.trainer import best_of
 from fedminimax.models.gan import Players
@@ -165,6 +166,8 @@ def run_experiment(
             crew=crew,
             **callbacks,
         )
+    except BusyError:  # what is there is another's
+        raise
     except ValueError:
         # Settings that no run can begin with leave no folder behind.
         if place is not None and fresh and not place.history.exists():

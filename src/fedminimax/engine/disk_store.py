@@ -33,7 +33,8 @@ import torch
 from torch import Tensor
 
 from fedminimax.engine.checkpoint import CheckpointError
-from fedminimax.engine.row_file import Journal, RowFile, Undo, lock, remove
+from fedminimax.engine.lock import hold
+from fedminimax.engine.row_file import Journal, RowFile, Undo, remove
 from fedminimax.engine.store import ClientStore, Store, rows_of
 from fedminimax.engine.trees import grown, leaves, tree_map
 from fedminimax.engine.work import kept_type, stack
@@ -180,7 +181,7 @@ class DiskStore(ClientStore):
         """From here on nobody else writes to the folder."""
         with self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = lock(self._folder)
+            self._lock = hold(self._folder)
 
     def _note(self, clients: np.ndarray) -> None:
         """The old rows go to the journal, if they are not in it."""

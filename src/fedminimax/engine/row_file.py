@@ -16,11 +16,6 @@ import numpy as np
 
 from fedminimax.engine.checkpoint import CheckpointError, flush_name
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 _BLOCK = struct.Struct("<4sIQ")  # a mark, the checksum of what follows, and its length
 _MARK = b"undo"
 
@@ -35,25 +30,6 @@ def write_all(file, data: bytes | memoryview) -> None:
 def sync(file) -> None:
     """Onto the disk: a power cut too must find what was written so far."""
     os.fsync(file.fileno())
-
-
-def lock(folder: Path) -> int | None:
-    """A handle that keeps other processes out of a folder until it is closed, where the system has
-    such locks."""
-    if fcntl is None:
-        return None
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise CheckpointError(
-            f"another process has the client states in {folder}: wait for its end, or stop it"
-        ) from None
-    except OSError:  # a disk of the network that has no locks
-        os.close(handle)
-        return None
-    return handle
 
 
 def remove(path: Path) -> None:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedminimax.engine import disk_store
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.device import device_of
 from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.lock import held
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.round import Federation, State
 from fedminimax.engine.trainer import Best, Plan, Trainer
@@ -159,13 +160,14 @@ def simulate(
     server = federation.algorithm.init_server(problem, point)
     state = State(0, 0, server, ask.cost)
     keep, count = federation.algorithm.keep, len(clients.train.sizes)
-    kept = disk_store.make(store, keep, count, None if place is None else place.clients)
-    with closing(kept):
-        trainer = Trainer(federation, plan, place, digest, kept)
-        with closing(trainer.begin(state, executor, resume)):
-            trainer.train()
-    moments = problem.moments(trainer.point, trainer.ask("train"))
-    trainer.save_final(moments)
+    with held(place.path) if place is not None and crew.leads else nullcontext():
+        kept = disk_store.make(store, keep, count, None if place is None else place.clients)
+        with closing(kept):
+            trainer = Trainer(federation, plan, place, digest, kept)
+            with closing(trainer.begin(state, executor, resume)):
+                trainer.train()
+        moments = problem.moments(trainer.point, trainer.ask("train"))
+        trainer.save_final(moments)
     done = (trainer.history, trainer.outcome, trainer.state.round, trainer.best)
     return Run(problem, trainer.point, *done, moments, place)
 
