@@ -554,6 +554,19 @@ def test_a_new_run_is_not_bound_by_what_a_failed_start_left(tmp_path):
     assert about["executor"] == "debug"
 
 
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "")],
+)
+def test_threads_wait_awake_for_a_short_time_unless_told_otherwise(given, spins):
+    told = "import fedminimax, os; print(os.environ.get('GOMP_SPINCOUNT', ''))"
+    plain = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", told], env=plain | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == spins
+
+
 def test_the_number_of_threads_of_the_process_is_left_alone(tmp_path):
     before = torch.get_num_threads()
     problem, clients = quadratic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+import fedminimax.engine.waiting  # noqa: F401  before torch is imported
 from fedminimax.algorithms.ada_fgda import AdaFGDA
 from fedminimax.algorithms.afl import AFL
 from fedminimax.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
