@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from fedminimax import cli
 from fedminimax.config import ConfigError
-from fedminimax.engine.device import usable_cores
+from fedminimax.engine import device
 from fedminimax.experiment import load, run_experiment
 from fedminimax.report.comparison import Comparison, Job, Line, Plan, compare
 from fedminimax.report.comparison_table import fitted, markdown, ranking_table
@@ -73,6 +74,16 @@ def test_each_method_is_tuned_over_its_own_options_and_repeated(file, tmp_path):
     assert "median and range over 2 seeds; gradients, up and exchanges are those of the" in table
 
 
+@pytest.mark.parametrize(
+    ("own", "parts", "shares"),
+    [([0, 1, 2], 2, [[0, 2], [1]]), ([4, 5], 3, [[4], [5], [4]]), ([], 2, [[], []])],
+)
+def test_processes_share_the_cores_that_there_are(own, parts, shares, monkeypatch):
+    monkeypatch.setattr(device, "_own_cores", lambda: own)
+    assert [device.share_of_cores(number, parts) for number in range(parts)] == shares
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_runs_at_the_same_time_are_the_same_runs_each_on_cores_of_its_own(file, tmp_path):
     file.write_text(FILE.replace('"vectorised"', '"threads"').replace("[1.0, 5.0]", "[5.0]"))
     one, both = (compare(file, tmp_path / str(count), count)[1] for count in (1, 2))
@@ -83,10 +94,18 @@ def test_runs_at_the_same_time_are_the_same_runs_each_on_cores_of_its_own(file, 
         for histories in zip(alone.histories, beside.histories, strict=True):
             distances = [[r["train"]["distance"] for r in history] for history in histories]
             assert distances[0] == pytest.approx(distances[1], rel=1e-12)
-    cores = {str(count): usable_cores() // count or 1 for count in (1, 2)}
-    for folder, asked in cores.items():
-        found = [json.loads(p.read_text()) for p in (tmp_path / folder).glob("*/environment.json")]
-        assert {about["threads"] for about in found} <= {asked, asked + usable_cores() % 2}
+    for count in (1, 2):
+        places = list((tmp_path / str(count)).glob("*/environment.json"))
+        threads = {json.loads(path.read_text())["threads"] for path in places}
+        assert threads
+        assert threads <= {len(device.share_of_cores(number, count)) for number in range(count)}
+
+
+def test_an_error_in_one_of_several_runs_ends_the_others(file, tmp_path):
+    file.write_text(FILE.replace("[compare]", '[compare]\nmetric = "nothing"'))
+    with pytest.raises(ConfigError, match="metric is 'nothing', which no record of"):
+        compare(file, tmp_path / "runs", workers=2)
+    assert len(list((tmp_path / "runs").iterdir())) < 12  # of all
 
 
 def line(label, rounds, length=40):

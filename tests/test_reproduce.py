@@ -296,6 +296,7 @@ def test_without_matplotlib_nothing_is_begun(papers, capsys, monkeypatch):
     [
         (("sadle",), "there is no entry 'sadle'; did you mean 'saddle'?"),
         (("--seeds", "0"), "--seeds is 0; give at least 1"),
+        (("--workers", "0"), "--workers is 0; give at least 1"),
         (("--entries", "elsewhere"), "there is no elsewhere/contents.toml: go to the folder"),
     ],
 )
@@ -557,9 +558,11 @@ def test_an_interrupted_entry_goes_on_elsewhere_with_what_was_recorded(papers):
     command = ["reproduce", "saddle", "-o", "docs"]
     assert cli.main([*command, "--folder", "here"]) == 0
     table = Path("docs/saddle.csv").read_text()
-    Path("docs/records/saddle/full/plain_seed=1.jsonl").unlink()
-    assert cli.main([*command, "--folder", "there"]) == 0
-    assert [path.name for path in Path("there/saddle/full").iterdir()] == ["plain_seed=1"]
+    missing = ["plain_seed=0", "plain_seed=1"]
+    for name in missing:
+        Path(f"docs/records/saddle/full/{name}.jsonl").unlink()
+    assert cli.main([*command, "--folder", "there", "--workers", "2"]) == 0
+    assert sorted(path.name for path in Path("there/saddle/full").iterdir()) == missing
     again = Path("docs/saddle.csv").read_text()
     cut = [[row.rpartition(",")[0] for row in text.splitlines()] for text in (again, table)]
     assert cut[0] == cut[1]  # all but the seconds

@@ -21,7 +21,7 @@ from fedminimax.engine import checkpoint
 from fedminimax.engine.checkpoint import CheckpointError, write_bytes
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.lock import BusyError
+from fedminimax.engine.lock import BusyError, alone
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.engine.trainer import best_of
 from fedminimax.models.gan import Players
@@ -138,8 +138,9 @@ def run_experiment(
     fresh = place is not None and not place.path.exists()
     if place is not None:
         place.create()
-        write_bytes(place.path / "config.toml", write_toml(settled(experiment)).encode())
-        place.write_json(PREPARATION, built.about)
+        with alone(place.path, 0.0):  # until it is begun
+            write_bytes(place.path / "config.toml", write_toml(settled(experiment)).encode())
+            place.write_json(PREPARATION, built.about)
     try:
         return simulate(
             built.problem,

@@ -25,24 +25,26 @@ from torch.func import functional_call
 from fedminimax.bench.measure import Effort, alone, in_turn
 from fedminimax.bench.ours import Steady
 from fedminimax.problems.auc import AUC
+from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.network import channels_last, pool_first
 
 List = list[Tensor]
 
 
 class Objective(NamedTuple):
-    """A loss of the module's outputs, the labels and so many numbers of its own."""
+    """A loss of the module's outputs, the labels and so many numbers of its own, of which the last
+    is the dual."""
 
     loss: Callable[..., Tensor]
     numbers: int = 0
-    maximises: bool = False  # over the last of these
 
 
 def objective_of(problem: Any) -> Objective:
     """The problem's, by hand: that of AUC, with a, b and alpha, or cross-entropy."""
     if isinstance(problem, AUC):
         assert problem.positive_share is not None
-        return Objective(partial(auc, problem.positive_share), numbers=3, maximises=True)
+        return Objective(partial(auc, problem.positive_share), numbers=3)
+    assert isinstance(problem, CrossEntropy)
     return Objective(cross_entropy)
 
 
@@ -72,7 +74,7 @@ class Worker:
         weights = list(self.module.parameters())
         own = [weights[0].new_zeros(()).requires_grad_() for _ in range(objective.numbers)]
         self.variables = [*weights, *own]
-        self.columns, self.objective, self.weights = columns, objective, len(weights)
+        self.columns, self.objective, self.parameters = columns, objective, len(weights)
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         features, labels = self.columns
@@ -80,12 +82,12 @@ class Worker:
 
     def gradient(self, features: Tensor, labels: Tensor) -> List:
         with torch.enable_grad():
-            own = self.variables[self.weights :]
+            own = self.variables[self.parameters :]
             self.objective.loss(self.module(features), labels, *own).backward()
         grads: Any = [v.grad for v in self.variables]
         for variable in self.variables:
             variable.grad = None
-        if self.objective.maximises:
+        if self.objective.numbers:
             grads[-1].neg_()
         return grads
 
@@ -125,11 +127,11 @@ class FlatWorker(Worker):
         with torch.enable_grad():
             parts = zip(flat.split(self.sizes), self.shapes, strict=True)
             variables = [part.view(shape) for part, shape in parts]
-            weights, own = variables[: self.weights], variables[self.weights :]
+            weights, own = variables[: self.parameters], variables[self.parameters :]
             named = dict(zip(self.names, weights, strict=True))
             outputs = functional_call(self.module, named, (features,))
             (grad,) = torch.autograd.grad(self.objective.loss(outputs, labels, *own), flat)
-        if self.objective.maximises:
+        if self.objective.numbers:
             grad[-1:].neg_()
         return [grad]
 

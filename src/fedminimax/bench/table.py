@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 
 from fedminimax import __version__
 from fedminimax.bench.measure import Effort, Ratio, Times, times_faster
+from fedminimax.engine.device import usable_cores
 
 PASS, SHORT, UNKNOWN, FAILED = "pass", "falls short", "not measured", "failed"
 
@@ -110,7 +110,7 @@ def sentence(error: BaseException) -> str:
 
 def machine() -> dict[str, Any]:
     return {
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "processor": platform.processor() or platform.machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,

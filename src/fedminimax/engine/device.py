@@ -54,14 +54,15 @@ def _own_cores() -> list[int]:
 
 
 def share_of_cores(number: int, parts: int) -> list[int]:
-    """The cores of the process with this number, where so many share those of this one; where
-    there are fewer cores than processes, some have the same one."""
+    """The cores of the process with this number, where so many share those of this one; with more
+    processes than cores, some have the same one."""
     own = _own_cores()
-    return own[number::parts] or own[number % len(own) :][:1] if own else []
+    return own[number % len(own) :: parts] if own else []
 
 
 def stay_on(cores: list[int]) -> None:
-    """This process uses these cores from now on; one, wherever, if none are told."""
+    """This thread, and those that it will begin, use these cores; an operation uses one core where
+    the system does not tell which there are."""
     if cores:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(max(1, len(cores)))

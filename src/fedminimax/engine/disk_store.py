@@ -20,7 +20,6 @@ at any moment:
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +32,6 @@ import torch
 from torch import Tensor
 
 from fedminimax.engine.checkpoint import CheckpointError
-from fedminimax.engine.lock import hold
 from fedminimax.engine.row_file import Journal, RowFile, Undo, remove
 from fedminimax.engine.store import ClientStore, Store, rows_of
 from fedminimax.engine.trees import grown, leaves, tree_map
@@ -65,7 +63,6 @@ class DiskStore(ClientStore):
         self._files: list[RowFile] = []
         self._bits: RowFile | None = None
         self._journal: Journal | None = None
-        self._lock: int | None = None
         self._round = 0  # of the last checkpoint
         self._device = torch.device("cpu")
         # Eight clients share a byte on the disk.
@@ -89,7 +86,7 @@ class DiskStore(ClientStore):
 
     def roll_back(self, round: int, about: dict[str, Any]) -> None:
         """To the checkpoint of that round, which says this about the store."""
-        self._enter()
+        self._make_folder()
         journals = self._journals()
         later = sorted(number for number in journals if number >= round)
         # Without a journal of its own the checkpoint was the last thing that happened.
@@ -114,9 +111,7 @@ class DiskStore(ClientStore):
     def close(self) -> None:
         for file in (*self._every_file(), *([self._journal] if self._journal else [])):
             file.close()
-        if self._lock is not None:
-            os.close(self._lock)
-        self._files, self._bits, self._journal, self._lock = [], None, None, None
+        self._files, self._bits, self._journal = [], None, None
         if not self._lives_on:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -164,7 +159,7 @@ class DiskStore(ClientStore):
             self._mark(clients, np.ones(len(clients), dtype=bool))
 
     def _replace(self, round: int, states: dict[int, Any]) -> None:
-        self._enter()
+        self._make_folder()
         with self._writing():
             # Without journals, what is left of the rows is never taken for whole.
             for path in sorted(self._journals().values(), reverse=True):
@@ -177,11 +172,9 @@ class DiskStore(ClientStore):
         with self._writing():
             self._begin_journal(round)
 
-    def _enter(self) -> None:
-        """From here on nobody else writes to the folder."""
+    def _make_folder(self) -> None:
         with self._writing():
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(self._folder)
 
     def _note(self, clients: np.ndarray) -> None:
         """The old rows go to the journal, if they are not in it."""

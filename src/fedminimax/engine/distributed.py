@@ -34,6 +34,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.crew import Crew
+from fedminimax.engine.device import usable_cores
 from fedminimax.engine.folder import RunFolder
 from fedminimax.engine.trees import flat, rebuilt
 from fedminimax.engine.work import Exchanged, Executor, Result, Work, bad_field, bytes_of, mean
@@ -120,7 +121,7 @@ class Peers(Crew):
         # A compiled round has the mean and the server's step inside, between which others come in.
         name = "vectorised" if name == "compiled" else name
         beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        cores = max(1, (os.cpu_count() or 1) // beside)
+        cores = max(1, usable_cores() // beside)
         return Shared(executors.make(name, threads, cores=cores), self)
 
     def ask(

@@ -7,6 +7,7 @@ history.jsonl       one line per evaluation
 checkpoints/        round-NNNNNNN.safetensors, the last two
 clients/            what clients keep, if the store is on disk (engine/disk_store.py)
 final.safetensors   the result: no time, no host
+lock                held by the process that is at work here (engine/lock.py)
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from fedminimax.engine import disk_store
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.device import device_of
 from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.lock import held
+from fedminimax.engine.lock import alone
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.round import Federation, State
 from fedminimax.engine.trainer import Best, Plan, Trainer
@@ -160,7 +160,7 @@ def simulate(
     server = federation.algorithm.init_server(problem, point)
     state = State(0, 0, server, ask.cost)
     keep, count = federation.algorithm.keep, len(clients.train.sizes)
-    with held(place.path) if place is not None and crew.leads else nullcontext():
+    with alone(place.path, 0.0) if place is not None and crew.leads else nullcontext():
         kept = disk_store.make(store, keep, count, None if place is None else place.clients)
         with closing(kept):
             trainer = Trainer(federation, plan, place, digest, kept)

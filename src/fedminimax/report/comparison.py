@@ -33,9 +33,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
@@ -345,7 +347,7 @@ def compared(
     plan = comparison.plan
 
     def done(job: Job) -> bool:
-        return (folder / _name(job) / FINAL).exists() or _recorded(job, kept)
+        return _finished(job, folder, kept)
 
     def played(jobs: list[Job]) -> dict[Job, tuple]:
         if begin:
@@ -481,7 +483,8 @@ def _run_all(
     ]
     if not tasks:
         return []
-    if workers == 1:
+    workers = min(workers, sum(not _finished(job, folder, kept) for job in jobs))
+    if workers < 2:
         return [_run_one(*task) for task in track(tasks, "running")]
     # A fresh interpreter per worker, with cores of its own: torch's threads do not survive a fork.
     context = get_context("spawn")
@@ -490,15 +493,26 @@ def _run_all(
         shares.put(share_of_cores(number, workers))
     with ProcessPoolExecutor(workers, context, _begin_worker, (shares,)) as pool:
         futures = [pool.submit(_run_one, *task) for task in tasks]
-        return [future.result() for future in track(futures, "running")]
+        try:
+            return [future.result() for future in track(futures, "running")]
+        except BrokenProcessPool:
+            raise ValueError(
+                "a worker was killed, perhaps for want of memory: take fewer workers; the same "
+                "command goes on where it stopped"
+            ) from None
+        except BaseException:  # else all the others would be run before anybody hears of it
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _begin_worker(shares: SimpleQueue) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # runs survive that, and are gone on with
     stay_on(shares.get())
 
 
-def _recorded(job: Job, kept: Path | None) -> bool:
-    return kept is not None and (kept / (_name(job) + records.SUFFIX)).exists()
+def _finished(job: Job, folder: Path, kept: Path | None) -> bool:
+    record = None if kept is None else kept / (_name(job) + records.SUFFIX)
+    return (folder / _name(job) / FINAL).exists() or (record is not None and record.exists())
 
 
 def _located(comparison: Comparison, job: Job, folder: Path) -> Experiment:
