@@ -135,7 +135,7 @@ def test_a_run_tells_of_its_rounds_and_where_it_is(home, run):
     assert lines[-1] == "run folder: runs/mine-1"
     assert said.err == ""
     assert {path.name for path in Path("runs/mine-1").iterdir()} == {
-        *("config.toml", "preparation.json", "environment.json", "history.jsonl"),
+        *("config.toml", "lock", "preparation.json", "environment.json", "history.jsonl"),
         *("checkpoints", "final.safetensors"),
     }
 
