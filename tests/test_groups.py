@@ -42,8 +42,9 @@ def groups_of_two(monkeypatch):
     monkeypatch.setattr(graphs, "_TRACED", {})
     monkeypatch.setattr(groups, "LEAST", 1)
     monkeypatch.setattr(groups, "FEW", groups.HELD)
+    monkeypatch.setattr(groups, "ALONE", 0)
     monkeypatch.setattr(
-        compiled, "groups", lambda count, each: groups.groups(count, groups.HELD // 2)
+        compiled, "groups", lambda count, each, cores: groups.groups(count, groups.HELD // 2, cores)
     )
 
 
@@ -163,7 +164,7 @@ def test_a_number_that_only_one_client_keeps_is_found():
 
 
 def test_clients_of_two_groups_count_once():
-    parts = groups.groups(5, groups.HELD // 2)
+    parts = groups.groups(5, groups.HELD // 2, cores=1)
     assert [(g.first, g.size, g.again) for g in parts] == [(0, 2, 0), (2, 2, 0), (3, 2, 1)]
     whole = groups.Whole(5)
     for group in parts:
@@ -171,10 +172,21 @@ def test_clients_of_two_groups_count_once():
     assert whole.tensors[0].tolist() == [0, 1, 12, 13, 24]
 
 
+@pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize(("count", "each"), [(100, 10), (100, groups.HELD), (1, groups.HELD)])
-def test_few_small_and_large_clients_stay_together(count, each, monkeypatch):
+def test_few_small_and_large_clients_stay_together(count, each, cores, monkeypatch):
     monkeypatch.setattr(groups, "LEAST", 8)
-    assert groups.groups(count, each) == []
+    monkeypatch.setattr(groups, "ALONE", groups.HELD // 2)
+    assert groups.groups(count, each, cores) == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "sizes"), [(1, [34, 34, 34]), (2, [25] * 4), (3, [34, 34, 34]), (64, [9] * 12)]
+)
+def test_each_core_has_as_many_groups_as_the_others(cores, sizes, monkeypatch):
+    monkeypatch.setattr(groups, "LEAST", 8)
+    found = groups.groups(100, groups.HELD * 3 // 100, cores)
+    assert [group.size for group in found] == sizes
 
 
 def refusing(module, given):

@@ -34,7 +34,7 @@ from fedminimax.engine.graphs import (
     kind,
     traced,
 )
-from fedminimax.engine.groups import Group, Whole, groups
+from fedminimax.engine.groups import ALONE, Group, Whole, groups
 from fedminimax.engine.inductor import inductor
 from fedminimax.engine.trees import flat, rebuilt
 from fedminimax.engine.vectorised import Span, Vectorised, spans
@@ -43,7 +43,6 @@ from fedminimax.types import Clock, Phase
 
 MOST_KINDS = 64  # of phases, in a run
 UNROLLED = 12  # local steps in one graph: the compiler needs long for many
-ALONE = 1 << 21  # bytes of all clients: of no more, a second core takes longer to ask than to do it
 COMPILED = "compiled: local steps, averaging, server step"  # a part of a run's time
 Shapes = tuple[list[torch.Size], list[torch.dtype]]
 
@@ -92,7 +91,7 @@ class Compiled(Executor):
     def exchange(self, work: Work) -> Exchanged:
         if work.clock.round.device.type != "cpu":
             return self.eager.exchange(work)  # the machine code is the host's
-        parts = _parts(work)
+        parts = self._parts(work)
         done = self._in_groups(work, stack([work.clock]), parts) if parts else self._at_once(work)
         return done or self.eager.exchange(work)
 
@@ -118,7 +117,7 @@ class Compiled(Executor):
     def repeat(self, work: Work, clocks: Clock) -> Exchanged | None:
         if work.clock.round.device.type != "cpu":
             return None
-        parts = _parts(work)
+        parts = self._parts(work)
         together = partial(self._in_groups, parts=parts) if parts else self._in_a_row
         done = together(work, clocks)
         return None if done is None or done.bad else done
@@ -201,6 +200,14 @@ class Compiled(Executor):
         with self.part(COMPILED):
             return rebuilt(graph.form, graph.own(graph.run(found)))
 
+    def _parts(self, work: Work) -> list[Group]:
+        """The groups in which clients go through a phase; none, if they are better off together."""
+        span = next(spans(work.most_steps, UNROLLED))
+        if not span.closes or not span.count:
+            return []
+        each = Inputs.of(work, work.kept, span).bytes_each
+        return groups(len(work.cohort), each, self.threads)
+
     def _cores(self, work: Work, inputs: Inputs) -> int:
         """For the operations of a phase of all clients at once."""
         return self.threads if len(work.cohort) * inputs.bytes_each > ALONE else 1
@@ -232,7 +239,7 @@ class Compiled(Executor):
 
     def operations(self, work: Work) -> int:
         """How many there are in the first span of a phase; what is traced for that is kept."""
-        span, parts = next(spans(work.most_steps, UNROLLED)), _parts(work)
+        span, parts = next(spans(work.most_steps, UNROLLED)), self._parts(work)
         inputs = Inputs.of(work, work.kept, span)
         if parts:
             span, inputs = span._replace(of_all=False), inputs.among(parts[0])
@@ -292,14 +299,6 @@ class Grouped(NamedTuple):
         else:
             given[places.state] = kept
         return [*returned[:count], finite]
-
-
-def _parts(work: Work) -> list[Group]:
-    """The groups in which clients go through a phase; none, if they are better off together."""
-    span = next(spans(work.most_steps, UNROLLED))
-    if not span.closes or not span.count:
-        return []
-    return groups(len(work.cohort), Inputs.of(work, work.kept, span).bytes_each)
 
 
 def _begin() -> None:

@@ -1,5 +1,7 @@
 """Clients in groups, of which each goes through a whole phase while its numbers are in the cache of
-one core. All clients at once would write every step's numbers to memory, and read them again."""
+one core. All clients at once would write every step's numbers to memory, and read them again; and
+several cores at the same operation wait for each other, and for each other's numbers, at every
+one."""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 HELD = 4 << 20  # bytes of a group's clients, not all of which are in use at once
-FEW = 16 << 20  # bytes of all clients: of no more, groups take as long in calls as they save
+FEW = 16 << 20  # bytes of all clients: of no more, further groups take as long as they save
+ALONE = 1 << 21  # bytes of all clients: of no more, a second core takes longer to ask than to do it
 LEAST = 8  # clients in a group: with fewer, calls take longer than memory
 
 
@@ -27,21 +30,26 @@ class Group(NamedTuple):
         return slice(self.first, self.first + self.size)
 
 
-def groups(count: int, each: int) -> list[Group]:
-    """So many clients of so many bytes, in groups of equal size: one graph serves all. None, if
-    they are better off together.
+def groups(count: int, each: int, cores: int) -> list[Group]:
+    """So many clients of so many bytes, in groups of equal size: one graph serves all. Each core
+    has as many groups as the others, if there are clients enough. None, if they are better off
+    together.
 
-    >>> groups(100, 100_000)
+    >>> groups(100, 100_000, cores=1)
     []
-    >>> [(group.first, group.size, group.again) for group in groups(1000, 20_000)]
+    >>> [(group.first, group.size, group.again) for group in groups(100, 50_000, cores=2)]
+    [(0, 50, 0), (50, 50, 0)]
+    >>> [(group.first, group.size, group.again) for group in groups(1000, 20_000, cores=1)]
     [(0, 200, 0), (200, 200, 0), (400, 200, 0), (600, 200, 0), (800, 200, 0)]
-    >>> [(group.first, group.size, group.again) for group in groups(43, 400_000)]
+    >>> [(group.first, group.size, group.again) for group in groups(43, 400_000, cores=1)]
     [(0, 9, 0), (9, 9, 0), (18, 9, 0), (27, 9, 0), (34, 9, 2)]
     """
-    size = math.ceil(count / max(1, math.ceil(count * each / HELD)))
-    if count * each <= FEW or size < LEAST:
+    whole, most = count * each, count // LEAST
+    least = math.ceil(whole / HELD) if whole > FEW else 1
+    number = min(cores * math.ceil(least / cores), most)
+    if whole <= ALONE or number < max(2, least):
         return []
-    found = []
+    size, found = math.ceil(count / number), list[Group]()
     for number, start in enumerate(range(0, count, size)):
         first = min(start, count - size)
         found.append(Group(number, first, size, start - first))
