@@ -64,9 +64,21 @@ def test_groups_compute_what_clients_one_by_one_compute(row, threads):
 @pytest.mark.parametrize("name", ["codasca", "dr-scgd"])
 def test_groups_as_machine_code(name):
     (row,) = (row for row in FIRST if row.name == name)
-    executor = Grouped(compiler=inductor)
+    executor = Grouped(2, inductor)
     same(row, executor)
+    executor.close()
     assert min(executor.counts) > 1
+
+
+@pytest.mark.parametrize(("threads", "counts"), [(1, set()), (2, {2}), (3, set())])
+def test_every_core_has_a_group_of_clients_enough(threads, counts, monkeypatch):
+    monkeypatch.setattr(compiled, "groups", groups.groups)
+    monkeypatch.setattr(groups, "LEAST", 3)
+    row = Row("codasca", Codasca(lr=0.05, local_steps=2), lambda: Quadratic(3), noisy_by_size)
+    executor = Grouped(threads)
+    same(row, executor)
+    executor.close()
+    assert executor.counts == counts
 
 
 def test_what_a_groups_graph_lends_is_copied_before_the_next_group():
@@ -85,7 +97,7 @@ def test_what_a_groups_graph_lends_is_copied_before_the_next_group():
     ],
     ids=["all", "stages", "unequal"],
 )
-def test_rounds_together_and_threads_change_no_bit(method):
+def test_rounds_together_and_threads_with_the_same_groups_change_no_bit(method):
     ends = []
     for together, threads in ((1, 1), (9, 1), (9, 2)):
         executor = Grouped(threads)
@@ -181,7 +193,7 @@ def test_few_small_and_large_clients_stay_together(count, each, cores, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("cores", "sizes"), [(1, [34, 34, 34]), (2, [25] * 4), (3, [34, 34, 34]), (64, [9] * 12)]
+    ("cores", "sizes"), [(1, [34, 34, 34]), (2, [25] * 4), (3, [34, 34, 34]), (64, [34, 34, 34])]
 )
 def test_each_core_has_as_many_groups_as_the_others(cores, sizes, monkeypatch):
     monkeypatch.setattr(groups, "LEAST", 8)

@@ -2,8 +2,8 @@
 
 Small problems spend their time in Python and in calls of operations, not in arithmetic. Here a
 phase is traced once into a graph of operations (engine/graphs.py), and torch's inductor makes C++
-of it (engine/inductor.py). Clients whose numbers do not fit into a cache together go through the
-phase in groups (engine/groups.py).
+of it (engine/inductor.py). Clients with many numbers together go through the phase in groups
+(engine/groups.py).
 
 Methods and problems know nothing of this: they are pure functions of tensors.
 """

@@ -31,9 +31,9 @@ class Group(NamedTuple):
 
 
 def groups(count: int, each: int, cores: int) -> list[Group]:
-    """So many clients of so many bytes, in groups of equal size: one graph serves all. Each core
-    has as many groups as the others, if there are clients enough. None, if they are better off
-    together.
+    """So many clients of so many bytes, in groups of equal size: one graph serves all. The cores
+    have as many groups each, up to rounding, if there are clients enough. None, if the clients are
+    better off together.
 
     >>> groups(100, 100_000, cores=1)
     []
@@ -44,12 +44,17 @@ def groups(count: int, each: int, cores: int) -> list[Group]:
     >>> [(group.first, group.size, group.again) for group in groups(43, 400_000, cores=1)]
     [(0, 9, 0), (9, 9, 0), (18, 9, 0), (27, 9, 0), (34, 9, 2)]
     """
-    whole, most = count * each, count // LEAST
+    whole = count * each
     least = math.ceil(whole / HELD) if whole > FEW else 1
-    number = min(cores * math.ceil(least / cores), most)
-    if whole <= ALONE or number < max(2, least):
-        return []
-    size, found = math.ceil(count / number), list[Group]()
+    for parts in (cores * math.ceil(least / cores), least):
+        size = math.ceil(count / parts)
+        if whole > ALONE and LEAST <= size < count:
+            return _cut(count, size)
+    return []
+
+
+def _cut(count: int, size: int) -> list[Group]:
+    found = []
     for number, start in enumerate(range(0, count, size)):
         first = min(start, count - size)
         found.append(Group(number, first, size, start - first))
