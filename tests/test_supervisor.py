@@ -234,7 +234,10 @@ def test_a_site_whose_rows_are_not_there_does_not_start(tmp_path, capsys):
         ("", 'name = "fama_french"\nfolder = "nowhere"', "nowhere"),
     ],
 )
-def test_a_site_whose_rows_cannot_be_used_does_not_start(rows, data, sentence, tmp_path, capsys):
+def test_a_site_whose_rows_cannot_be_used_does_not_start(
+    rows, data, sentence, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.delenv("FEDMINIMAX_DATA", raising=False)
     (tmp_path / "rows.csv").write_text(rows)
     (tmp_path / "site.toml").write_text(f'name = "hull"\n[data]\n{data}\n')
     assert main(["deploy", "site", str(tmp_path)]) == 2
