@@ -13,7 +13,8 @@ from fedminimax import cli
 from fedminimax.config import ConfigError
 from fedminimax.engine import device
 from fedminimax.experiment import load, run_experiment
-from fedminimax.report.comparison import Comparison, Job, Line, Plan, compare
+from fedminimax.report.comparison import Comparison, Job, Line, Plan
+from fedminimax.report.comparison_runs import compare
 from fedminimax.report.comparison_table import fitted, markdown, ranking_table
 from fedminimax.report.equal_cost import rank
 

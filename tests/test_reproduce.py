@@ -12,9 +12,10 @@ from fedminimax import cli, experiment
 from fedminimax.config import ConfigError
 from fedminimax.data import SOURCES
 from fedminimax.data.sources import look
-from fedminimax.report import comparison
+from fedminimax.report import comparison_runs
 from fedminimax.report.claims import CONFIRMED, REFUTED, Claim, Row, judge, rows_of, rows_of_page
-from fedminimax.report.comparison import Comparison, compared
+from fedminimax.report.comparison import Comparison
+from fedminimax.report.comparison_runs import compared
 from fedminimax.report.comparison_table import markdown
 from fedminimax.report.papers import merged, read_contents, read_entries, read_entry, shortened
 from fedminimax.report.tables import Span
@@ -174,7 +175,7 @@ def test_what_is_done_is_read_and_not_run_again(papers, capsys, monkeypatch):
     runs = sorted(p.name for p in Path("runs/reproduce/saddle/full").iterdir())
     assert runs == ["corrected_seed=0", "plain_seed=0"]
     first = Path("runs/reproduce/saddle.csv").read_text()
-    monkeypatch.setattr(comparison, "run_experiment", None)
+    monkeypatch.setattr(comparison_runs, "run_experiment", None)
     assert said(capsys, "saddle", "--seeds", "1")[0] == 0
     assert Path("runs/reproduce/saddle.csv").read_text() == first
 
@@ -191,7 +192,7 @@ def test_an_interrupted_run_goes_on(papers, capsys, monkeypatch):
 
         return experiment.run_experiment(experiment_, folder, on_record=stop, **calls)
 
-    monkeypatch.setattr(comparison, "run_experiment", stopped)
+    monkeypatch.setattr(comparison_runs, "run_experiment", stopped)
     code, text = said(capsys, "saddle", "--seeds", "1")
     assert code == 130
     assert "the same command goes on" in text
@@ -205,7 +206,7 @@ def test_an_interrupted_run_goes_on(papers, capsys, monkeypatch):
         resumed.append(folder.name)
         return experiment.resume(folder)
 
-    monkeypatch.setattr(comparison, "resume", watched)
+    monkeypatch.setattr(comparison_runs, "resume", watched)
     assert said(capsys, "saddle", "--seeds", "1")[0] == 0
     assert resumed == ["plain_seed=0"]
 
@@ -546,7 +547,7 @@ def test_finished_runs_are_recorded_and_not_run_again_elsewhere(papers, monkeypa
     assert [path.name for path in kept] == [
         f"{label}_seed={seed}.jsonl" for label in ("corrected", "plain") for seed in (0, 1)
     ]
-    monkeypatch.setattr(comparison, "run_experiment", None)  # to call it would fail
+    monkeypatch.setattr(comparison_runs, "run_experiment", None)  # to call it would fail
     assert cli.main([*command, "--folder", "there"]) == 0
     assert not Path("there").exists()
     assert Path("docs/saddle.md").read_text() == page
@@ -606,7 +607,7 @@ def test_a_record_goes_before_an_unfinished_run(papers, monkeypatch):
     command = ["reproduce", "saddle", "-o", "docs", "--folder"]
     assert cli.main([*command, "here"]) == 0
     Path("here/saddle/full/plain_seed=0/final.safetensors").unlink()
-    monkeypatch.setattr(comparison, "resume", None)
+    monkeypatch.setattr(comparison_runs, "resume", None)
     assert cli.main([*command, "here", "--done"]) == 0
     assert cli.main([*command, "here"]) == 0
 

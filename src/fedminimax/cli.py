@@ -64,7 +64,8 @@ from fedminimax.experiment import (
 )
 from fedminimax.metrics.ranking import auc
 from fedminimax.report import html, portfolio, tracking
-from fedminimax.report.comparison import Comparison, Spending, compare
+from fedminimax.report.comparison import Comparison, Spending
+from fedminimax.report.comparison_runs import compare
 from fedminimax.report.comparison_table import markdown, ranking_table
 from fedminimax.report.datasets import sources_table
 from fedminimax.report.demo import demo

@@ -24,7 +24,8 @@ from rich.table import Table
 from fedminimax.engine.work import ClientError
 from fedminimax.report import records
 from fedminimax.report.claims import UNREACHED, Row, Verdict, judge, rows_of, rows_of_page
-from fedminimax.report.comparison import Comparison, Job, Line, compared, shown
+from fedminimax.report.comparison import Comparison, Job, Line, shown
+from fedminimax.report.comparison_runs import compared
 from fedminimax.report.comparison_table import markdown
 from fedminimax.report.figures import draw
 from fedminimax.report.papers import BudgetName, Entry, Paper
