@@ -28,6 +28,7 @@ from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.data.clients import Clients
 from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.checkpoint import CheckpointError
+from fedminimax.engine.folder import commit_of
 from fedminimax.engine.lock import alone
 from fedminimax.engine.round import Federation
 from fedminimax.engine.simulate import simulate
@@ -554,6 +555,28 @@ def test_a_new_run_is_not_bound_by_what_a_failed_start_left(tmp_path):
     simulate(mean_problem(), FedAvg(), mean_clients(), 1, executor="debug", folder=tmp_path / "run")
     about = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert about["executor"] == "debug"
+
+
+def test_the_commit_of_a_run_is_that_of_the_code_and_says_if_the_code_has_changed(tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=t", "-c", "user.email=t@t")
+        done = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "code.py").write_text("1")
+    (tmp_path / "results.md").write_text("1")
+    assert commit_of(package) is None
+    git("init")
+    assert commit_of(package) is None
+    git("add", ".")
+    git("commit", "-m", "first")
+    commit = git("rev-parse", "--short", "HEAD")
+    (tmp_path / "results.md").write_text("2")
+    assert commit_of(package) == commit
+    (package / "new.py").write_text("1")
+    assert commit_of(package) == f"{commit}-dirty"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")

@@ -130,7 +130,7 @@ def environment() -> dict[str, Any]:
 
     return {
         "fedminimax": __version__,
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).parent.parent),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.machine(),
@@ -138,13 +138,18 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """The commit of the source tree this runs from, if it runs from one."""
-    here = Path(__file__).parent
+def commit_of(package: Path) -> str | None:
+    """The commit of the source tree that holds a package, with "-dirty" behind it where files of
+    the package have changed since; None for a package that no repository tracks."""
+
+    def git(*words: str) -> str:
+        found = subprocess.run(["git", *words], cwd=package, capture_output=True, text=True)
+        return found.stdout.strip()
+
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True
-        )
-    except OSError:
+        if not git("ls-files", "."):
+            return None
+        changes = git("status", "--porcelain", ".")
+        return git("describe", "--always") + ("-dirty" if changes else "")
+    except OSError:  # there is no git
         return None
-    return found.stdout.strip() or None
