@@ -13,6 +13,7 @@ from fedminimax import cli
 from fedminimax.config import ConfigError
 from fedminimax.engine import device
 from fedminimax.experiment import load, run_experiment
+from fedminimax.report import figures
 from fedminimax.report.comparison import Comparison, Job, Line, Plan
 from fedminimax.report.comparison_runs import compare
 from fedminimax.report.comparison_table import fitted, markdown, ranking_table
@@ -526,6 +527,66 @@ def test_a_figure_is_drawn_beside_the_table_and_is_the_same_every_time(file, tmp
         assert f">{text}</text>" in drawn
     assert cli.main(arguments) == 0
     assert (tmp_path / "page.svg").read_text() == drawn
+
+
+def lines_of(values, sent=1e6, varied=((),)):
+    """A line for each variation and method, "a" and "b", of one run with these values."""
+
+    def history(numbers, factor):
+        costs = [{"round": i, "gradients": i, "bytes_up": i * factor} for i in range(len(numbers))]
+        return [
+            {**cost, "test": {"auc": number}} for cost, number in zip(costs, numbers, strict=True)
+        ]
+
+    made = zip("ab", values, (sent, 1e6), strict=True)
+    return [
+        Line(change, label, (), [], [history(numbers, factor)])
+        for label, numbers, factor in made
+        for change in varied
+    ]
+
+
+AUCS = ([0.3, 0.90, 0.91, 0.92], [0.3, 0.93, 0.94, 0.95])
+
+
+def test_curves_that_start_far_off_fill_the_axis_without_their_start():
+    for axis in figures._curves(Plan("auc", larger=True), lines_of(AUCS)).axes:
+        low, high = axis.get_ylim()
+        assert 0.89 < low < 0.9
+        assert 0.95 < high < 0.96
+        assert axis.get_xscale() == "linear"
+        assert axis.lines[0].get_xdata()[0] == 0
+
+
+def test_curves_of_a_few_points_or_steady_ones_are_shown_whole():
+    for values in ([each[:3] for each in AUCS], ([0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.7, 0.8])):
+        for axis in figures._curves(Plan("auc", larger=True), lines_of(values)).axes:
+            assert axis.get_ylim()[0] < min(map(min, values))
+
+
+def test_methods_that_send_far_more_are_shown_on_a_log_scale_without_the_start():
+    gradients, sent = figures._curves(Plan("auc", larger=True), lines_of(AUCS, sent=1e8)).axes
+    assert (gradients.get_xscale(), sent.get_xscale()) == ("linear", "log")
+    assert list(sent.lines[0].get_xdata()) == [100, 200, 300]
+
+
+def test_a_row_of_curves_is_named_by_what_tells_it_apart():
+    varied = [
+        (("method.local_steps", steps), ("run.rounds", 64 // steps), ("data.share", 0.1))
+        for steps in (1, 32)
+    ]
+    axes = figures._curves(Plan("auc", larger=True), lines_of(AUCS, varied=varied)).axes
+    titles = [axis.get_title(loc="left") for axis in axes]
+    assert titles == ["method.local_steps = 1", "", "method.local_steps = 32", ""]
+
+
+def test_last_values_that_should_grow_are_not_on_a_log_scale_and_wide_keys_are():
+    for steps, scale in (((1, 512), "log"), ((4, 16), "linear")):
+        lines = lines_of(AUCS, varied=[(("method.local_steps", n),) for n in steps])
+        (axis,) = figures._last(Plan("auc", larger=True), lines).axes
+        assert (axis.get_xscale(), axis.get_yscale()) == (scale, "linear")
+        (axis,) = figures._last(Plan("auc", larger=False), lines).axes
+        assert axis.get_yscale() == "log"
 
 
 def test_without_matplotlib_a_comparison_with_a_figure_is_not_begun(

@@ -21,6 +21,7 @@ COLOURS = 8
 CUT = " <small>the first evaluation lies outside</small>"
 FLAT = 1e-6  # of a number: what varies by less than this is drawn as a level line
 MANY = 3  # lines beyond which bands are fainter
+FEW = 4  # points of a line, below which none is left out of sight
 MOST_MARKED = 30  # points of a line that are marked one by one
 
 
@@ -69,10 +70,14 @@ def falls_over_decades(lines: Sequence[Series]) -> bool:
 
 def starts_far_off(lines: Sequence[Series]) -> bool:
     """Whether the first points squeeze all others together."""
-    if any(len(line.marks) < 4 for line in lines):
+    if any(len(line.marks) < FEW for line in lines):
         return False
-    whole, rest = ([*_heights(lines, first)] for first in (0, 1))
-    return max(whole) - min(whole) > 3 * (max(rest) - min(rest)) > 0
+    return squeezed([*_heights(lines, 1)], [*_heights(lines)])
+
+
+def squeezed(some: Sequence[float], all: Sequence[float]) -> bool:
+    """Whether an axis that holds all numbers shows little of what some of them do."""
+    return max(all) - min(all) > 3 * (max(some) - min(some)) > 0
 
 
 def _heights(lines: Sequence[Series], first: int = 0) -> Iterator[float]:

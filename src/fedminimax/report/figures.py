@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedminimax.report.charts import Chart, Series, axes
+from fedminimax.report.charts import FEW, Chart, Series, axes, squeezed
 from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
 from fedminimax.report.comparison_table import tied
 
 NO_FIGURE = "leave [compare] figure out"
 MANY = 10  # lines whose names would cover a chart
+WIDE = 20  # times the least value: a log scale
 STYLES = list(itertools.product(("-", "--", ":"), ("o", "s", "^", "v", "D", "x", "*")))
 
 
@@ -126,8 +127,11 @@ def _last(plan: Plan, lines: list[Line]) -> Any:
             x = [dict(line.varied)[key] for line in same]
             axis.plot(x, middle, style, label=label)
             axis.fill_between(x, [*map(min, values)], [*map(max, values)], alpha=0.15)
+            if min(x) > 0 and max(x) > WIDE * min(x):
+                axis.set_xscale("log")
         _titled(axis, where, key, plan.metric)
-        axis.set_yscale("log")
+        if not plan.larger:
+            axis.set_yscale("log")
     axes[0][-1].legend(fontsize="small")
     return figure
 
@@ -136,24 +140,53 @@ def _curves(plan: Plan, lines: list[Line]) -> Any:
     """The metric against gradients and against megabytes sent up; a row for each variation."""
     panels = _grouped(lines, lambda line: line.varied)
     figure, axes = _axes(2, len(panels))
+    named = _naming(lines)
     for row, (where, own) in zip(axes, panels.items(), strict=True):
+        sent = [line.histories[0][-1]["bytes_up"] for line in own]
+        apart = max(sent) > WIDE * min(sent) > 0  # as methods are that send d and d^2 numbers
         for style, (label, same) in _styled(_grouped(own, lambda line: line.label)):
             histories = same[0].histories
             length = min(map(len, histories))
             found = [[plan.value(h[i]) for h in histories] for i in range(length)]
             kept = [i for i, some in enumerate(found) if None not in some]
-            middle = [statistics.median(found[i]) for i in kept]  # type: ignore[type-var]
             for axis, unit, per in zip(row, ("gradients", "bytes_up"), (1, 1e6), strict=True):
-                x = [histories[0][i][unit] / per for i in kept]
+                # A log scale has no place for what is sent before the first round.
+                log = apart and unit == "bytes_up"
+                told = [i for i in kept if not log or histories[0][i]["round"] > 0]
+                x = [histories[0][i][unit] / per for i in told]
+                middle = [statistics.median(found[i]) for i in told]  # type: ignore[type-var]
                 axis.plot(x, middle, style, markevery=max(1, len(x) // 8), label=label)
+                axis.set_xscale("log" if log else "linear")
         for axis, name in zip(row, ("gradients", "megabytes up"), strict=True):
-            _titled(axis, where, name, plan.metric)
-            if name == "megabytes up":
-                axis.set_xscale("log")  # methods send from d to d^2 numbers
+            _titled(axis, (), name, plan.metric)
             if not plan.larger and all(y > 0 for line in axis.lines for y in line.get_ydata()):
                 axis.set_yscale("log")
+        _cut(row)
+        _titled(row[0], tuple(pair for pair in where if pair[0] in named), "gradients", plan.metric)
     axes[0][-1].legend(fontsize="small")
     return figure
+
+
+def _naming(lines: list[Line]) -> list[str]:
+    """The varied keys that tell panels apart: of those that change together, the first."""
+    names: list[str] = []
+    for name, _ in lines[0].varied:
+        many = len({dict(line.varied)[name] for line in lines}) > 1
+        if many and not any(tied(lines, name, other) for other in names):
+            names.append(name)
+    return names
+
+
+def _cut(row: Any) -> None:
+    """Where the first points would squeeze all others together, the axes hold the others."""
+    curves = [tuple(line.get_ydata()) for line in row[0].lines]
+    if row[0].get_yscale() == "log" or min(map(len, curves)) < FEW:
+        return
+    whole, rest = ([y for curve in curves for y in curve[first:]] for first in (0, 1))
+    if squeezed(rest, whole):
+        margin = 0.05 * (max(rest) - min(rest))
+        for axis in row:
+            axis.set_ylim(min(rest) - margin, max(rest) + margin)
 
 
 def _axes(columns: int, rows: int) -> tuple[Any, Any]:
@@ -164,7 +197,8 @@ def _axes(columns: int, rows: int) -> tuple[Any, Any]:
 
 
 def _titled(axis: Any, where: Change, x: str, y: str) -> None:
-    axis.set_title(", ".join(f"{name} = {shown(value)}" for name, value in where), fontsize="small")
+    title = ", ".join(f"{name} = {shown(value)}" for name, value in where)
+    axis.set_title(title, fontsize="small", loc="left")
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(alpha=0.3)
