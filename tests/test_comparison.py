@@ -529,64 +529,93 @@ def test_a_figure_is_drawn_beside_the_table_and_is_the_same_every_time(file, tmp
     assert (tmp_path / "page.svg").read_text() == drawn
 
 
-def lines_of(values, sent=1e6, varied=((),)):
-    """A line for each variation and method, "a" and "b", of one run with these values."""
+def history_of(values, sent=1e6):
+    costs = [{"round": i, "gradients": i, "bytes_up": 16 + i * sent} for i in range(len(values))]
+    return [{**cost, "test": {"auc": value}} for cost, value in zip(costs, values, strict=True)]
 
-    def history(numbers, factor):
-        costs = [{"round": i, "gradients": i, "bytes_up": i * factor} for i in range(len(numbers))]
-        return [
-            {**cost, "test": {"auc": number}} for cost, number in zip(costs, numbers, strict=True)
-        ]
 
-    made = zip("ab", values, (sent, 1e6), strict=True)
+def lines_of(*values, sent=1e6, varied=((),)):
+    """A line for each variation and method, "a", "b", ..., of one run with these values."""
     return [
-        Line(change, label, (), [], [history(numbers, factor)])
-        for label, numbers, factor in made
+        Line(change, label, (), [], [history_of(numbers, 1e6 if i else sent)])
+        for i, (label, numbers) in enumerate(zip("abc", values, strict=False))
         for change in varied
     ]
 
 
 AUCS = ([0.3, 0.90, 0.91, 0.92], [0.3, 0.93, 0.94, 0.95])
+MORE, LESS = Plan("auc", larger=True), Plan("auc", larger=False)
 
 
-def test_curves_that_start_far_off_fill_the_axis_without_their_start():
-    for axis in figures._curves(Plan("auc", larger=True), lines_of(AUCS)).axes:
+@pytest.mark.parametrize("others", [[], [[0.3, 0.31]], [[None, None, None, None]]])
+def test_curves_that_start_far_off_fill_the_axis_without_their_start(others):
+    axes = figures._curves(MORE, lines_of(*AUCS, *others)).axes
+    for axis in axes:
         low, high = axis.get_ylim()
         assert 0.89 < low < 0.9
         assert 0.95 < high < 0.96
         assert axis.get_xscale() == "linear"
-        assert axis.lines[0].get_xdata()[0] == 0
+        assert axis.lines[0].get_xdata()[0] < 1
+    assert axes[1].get_title(loc="right") == "the first evaluation lies outside"
 
 
-def test_curves_of_a_few_points_or_steady_ones_are_shown_whole():
-    for values in ([each[:3] for each in AUCS], ([0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.7, 0.8])):
-        for axis in figures._curves(Plan("auc", larger=True), lines_of(values)).axes:
-            assert axis.get_ylim()[0] < min(map(min, values))
+@pytest.mark.parametrize(
+    "values", [[each[:3] for each in AUCS], ([0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.7, 0.8])]
+)
+def test_curves_of_a_few_points_or_steady_ones_are_shown_whole(values):
+    axes = figures._curves(MORE, lines_of(*values)).axes
+    for axis in axes:
+        assert axis.get_ylim()[0] < min(map(min, values))
+    assert axes[1].get_title(loc="right") == ""
+
+
+def test_a_curve_is_the_median_of_its_runs_where_each_has_a_value():
+    runs = [[0.3, 0.9, 0.91], [0.3, 0.8, None], [0.3, 0.7, 0.99, 1.0]]
+    line = Line((), "a", (), [], [history_of(values) for values in runs])
+    assert list(figures._curves(MORE, [line]).axes[0].lines[0].get_ydata()) == [0.3, 0.8]
 
 
 def test_methods_that_send_far_more_are_shown_on_a_log_scale_without_the_start():
-    gradients, sent = figures._curves(Plan("auc", larger=True), lines_of(AUCS, sent=1e8)).axes
+    gradients, sent = figures._curves(MORE, lines_of(*AUCS, sent=1e8)).axes
     assert (gradients.get_xscale(), sent.get_xscale()) == ("linear", "log")
-    assert list(sent.lines[0].get_xdata()) == [100, 200, 300]
+    assert list(sent.lines[0].get_xdata()) == pytest.approx([100, 200, 300], rel=1e-4)
+    assert gradients.get_ylim() == sent.get_ylim()
+    long = [0.3] + [0.9] * 50
+    assert figures._curves(MORE, lines_of(long, long[:2])).axes[1].get_xscale() == "linear"
+
+
+@pytest.mark.parametrize(("start", "scale"), [(0.3, "log"), (0.0, "linear"), (-1.0, "linear")])
+def test_what_should_fall_is_on_a_log_scale_where_it_can_be(start, scale):
+    values = [start, 0.2, 0.1, 0.05]
+    for axis in figures._curves(LESS, lines_of(values, values, sent=1e8)).axes:
+        assert axis.get_yscale() == scale
+    lines = lines_of([start], [0.1], varied=[(("data.spread", 1),)])
+    (axis,) = figures._last(LESS, lines).axes
+    assert axis.get_yscale() == scale
 
 
 def test_a_row_of_curves_is_named_by_what_tells_it_apart():
     varied = [
-        (("method.local_steps", steps), ("run.rounds", 64 // steps), ("data.share", 0.1))
+        (("method.local_steps", steps), ("run.rounds", 64 // steps), ("data.share", share))
         for steps in (1, 32)
+        for share in (0.1, 0.3)
     ]
-    axes = figures._curves(Plan("auc", larger=True), lines_of(AUCS, varied=varied)).axes
-    titles = [axis.get_title(loc="left") for axis in axes]
-    assert titles == ["method.local_steps = 1", "", "method.local_steps = 32", ""]
+    axes = figures._curves(MORE, lines_of(*AUCS, varied=varied)).axes
+    steps = [f"method.local_steps = {n}, data.share = {s}" for n in (1, 32) for s in (0.1, 0.3)]
+    assert [axis.get_title(loc="left") for axis in axes[::2]] == steps
+    assert {axis.get_title(loc="left") for axis in axes[1::2]} == {""}
 
 
-def test_last_values_that_should_grow_are_not_on_a_log_scale_and_wide_keys_are():
-    for steps, scale in (((1, 512), "log"), ((4, 16), "linear")):
-        lines = lines_of(AUCS, varied=[(("method.local_steps", n),) for n in steps])
-        (axis,) = figures._last(Plan("auc", larger=True), lines).axes
-        assert (axis.get_xscale(), axis.get_yscale()) == (scale, "linear")
-        (axis,) = figures._last(Plan("auc", larger=False), lines).axes
-        assert axis.get_yscale() == "log"
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [((1, 512), "log"), ((4, 16), "linear"), ((0, 512), "linear"), (("ME", "OP"), "linear")],
+)
+def test_last_values_stand_against_a_key_on_a_log_scale_if_it_is_wide(values, scale):
+    lines = lines_of(*AUCS, varied=[(("data.key", value),) for value in values])
+    (axis,) = figures._last(MORE, lines).axes
+    assert (axis.get_xscale(), axis.get_yscale()) == (scale, "linear")
+    if scale == "log":
+        assert [text.get_text() for text in axis.get_xticklabels()] == ["1", "512"]
 
 
 def test_without_matplotlib_a_comparison_with_a_figure_is_not_begun(

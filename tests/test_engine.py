@@ -557,9 +557,14 @@ def test_a_new_run_is_not_bound_by_what_a_failed_start_left(tmp_path):
     assert about["executor"] == "debug"
 
 
-def test_the_commit_of_a_run_is_that_of_the_code_and_says_if_the_code_has_changed(tmp_path):
+def test_the_commit_of_a_run_is_that_of_the_code_and_says_if_the_code_has_changed(
+    tmp_path, monkeypatch
+):
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+
     def git(*words):
-        who = ("-c", "user.name=t", "-c", "user.email=t@t")
+        who = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
         done = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, check=True)
         return done.stdout.decode().strip()
 
@@ -571,11 +576,15 @@ def test_the_commit_of_a_run_is_that_of_the_code_and_says_if_the_code_has_change
     git("init")
     assert commit_of(package) is None
     git("add", ".")
+    assert commit_of(package) is None
     git("commit", "-m", "first")
     commit = git("rev-parse", "--short", "HEAD")
     (tmp_path / "results.md").write_text("2")
     assert commit_of(package) == commit
     (package / "new.py").write_text("1")
+    assert commit_of(package) == f"{commit}-dirty"
+    (package / "new.py").unlink()
+    (package / "code.py").write_text("2")
     assert commit_of(package) == f"{commit}-dirty"
 
 

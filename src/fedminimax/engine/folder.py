@@ -147,9 +147,8 @@ def commit_of(package: Path) -> str | None:
         return found.stdout.strip()
 
     try:
-        if not git("ls-files", "."):
-            return None
+        commit = git("describe", "--always") if git("ls-files", ".") else ""
         changes = git("status", "--porcelain", ".")
-        return git("describe", "--always") + ("-dirty" if changes else "")
     except OSError:  # there is no git
         return None
+    return commit + ("-dirty" if changes else "") if commit else None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from fedminimax.report.charts import FEW, Chart, Series, axes, squeezed
 from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
 from fedminimax.report.comparison_table import tied
 
+T = TypeVar("T")
 NO_FIGURE = "leave [compare] figure out"
 MANY = 10  # lines whose names would cover a chart
 WIDE = 20  # times the least value: a log scale
@@ -120,20 +121,31 @@ def _last(plan: Plan, lines: list[Line]) -> Any:
     )
     figure, axes = _axes(len(panels), 1)
     for axis, (where, own) in zip(axes[0], panels.items(), strict=True):
-        for style, (label, same) in _styled(_grouped(own, lambda line: line.label)):
+        for style, (label, same) in _styled(_grouped(own, lambda line: line.label).items()):
             found = [[plan.value(h[-1]) for h in line.histories] for line in same]
             values = [[v for v in some if v is not None] or [math.nan] for some in found]
             middle = [statistics.median(some) for some in values]
             x = [dict(line.varied)[key] for line in same]
             axis.plot(x, middle, style, label=label)
             axis.fill_between(x, [*map(min, values)], [*map(max, values)], alpha=0.15)
-            if min(x) > 0 and max(x) > WIDE * min(x):
-                axis.set_xscale("log")
         _titled(axis, where, key, plan.metric)
-        if not plan.larger:
+        along = [dict(line.varied)[key] for line in own]
+        if all(isinstance(x, int | float) for x in along) and 0 < WIDE * min(along) < max(along):
+            axis.set_xscale("log")
+            axis.set_xticks(sorted(set(along)), map(shown, sorted(set(along))), minor=False)
+            axis.set_xticks([], minor=True)
+        if not plan.larger and _positive(line.get_ydata() for line in axis.lines):
             axis.set_yscale("log")
     axes[0][-1].legend(fontsize="small")
     return figure
+
+
+class Curve(NamedTuple):
+    """The median over the runs of a line, where each of them has a value."""
+
+    label: str
+    records: list[dict[str, Any]]  # of the first run: what it had cost by then
+    values: list[float]
 
 
 def _curves(plan: Plan, lines: list[Line]) -> Any:
@@ -142,29 +154,58 @@ def _curves(plan: Plan, lines: list[Line]) -> Any:
     figure, axes = _axes(2, len(panels))
     named = _naming(lines)
     for row, (where, own) in zip(axes, panels.items(), strict=True):
-        sent = [line.histories[0][-1]["bytes_up"] for line in own]
-        apart = max(sent) > WIDE * min(sent) > 0  # as methods are that send d and d^2 numbers
-        for style, (label, same) in _styled(_grouped(own, lambda line: line.label)):
-            histories = same[0].histories
-            length = min(map(len, histories))
-            found = [[plan.value(h[i]) for h in histories] for i in range(length)]
-            kept = [i for i, some in enumerate(found) if None not in some]
+        curves = [_curve(plan, line) for line in own]
+        apart = _apart(curves)
+        for style, (label, records, values) in _styled(curves):
             for axis, unit, per in zip(row, ("gradients", "bytes_up"), (1, 1e6), strict=True):
                 # A log scale has no place for what is sent before the first round.
-                log = apart and unit == "bytes_up"
-                told = [i for i in kept if not log or histories[0][i]["round"] > 0]
-                x = [histories[0][i][unit] / per for i in told]
-                middle = [statistics.median(found[i]) for i in told]  # type: ignore[type-var]
-                axis.plot(x, middle, style, markevery=max(1, len(x) // 8), label=label)
-                axis.set_xscale("log" if log else "linear")
+                first = int(axis is row[1] and apart and bool(records) and not records[0]["round"])
+                x = [record[unit] / per for record in records[first:]]
+                every = max(1, len(x) // 8)
+                axis.plot(x, values[first:], style, markevery=every, label=label)
         for axis, name in zip(row, ("gradients", "megabytes up"), strict=True):
-            _titled(axis, (), name, plan.metric)
-            if not plan.larger and all(y > 0 for line in axis.lines for y in line.get_ydata()):
-                axis.set_yscale("log")
-        _cut(row)
-        _titled(row[0], tuple(pair for pair in where if pair[0] in named), "gradients", plan.metric)
+            title = tuple(pair for pair in where if pair[0] in named and axis is row[0])
+            _titled(axis, title, name, plan.metric)
+        if apart:
+            row[1].set_xscale("log")
+        _fit(row, plan, [curve.values for curve in curves])
     axes[0][-1].legend(fontsize="small")
     return figure
+
+
+def _curve(plan: Plan, line: Line) -> Curve:
+    length = min(map(len, line.histories))
+    found = [[plan.value(history[i]) for history in line.histories] for i in range(length)]
+    kept = [i for i, some in enumerate(found) if None not in some]
+    middle = [statistics.median(found[i]) for i in kept]  # type: ignore[type-var]
+    return Curve(line.label, [line.histories[0][i] for i in kept], middle)
+
+
+def _apart(curves: list[Curve]) -> bool:
+    """Whether some methods send far more in a round than others, as d^2 numbers are beside d."""
+    ends = [curve.records[-1] for curve in curves if curve.records and curve.records[-1]["round"]]
+    sent = [end["bytes_up"] / end["round"] for end in ends]
+    return bool(sent) and 0 < WIDE * min(sent) < max(sent)
+
+
+def _fit(row: Any, plan: Plan, curves: list[list[float]]) -> None:
+    """The y axes of a row. Where the first points would squeeze all others together, they hold the
+    others, and say so."""
+    if not plan.larger and _positive(curves):
+        for axis in row:
+            axis.set_yscale("log")
+        return
+    long = [curve for curve in curves if len(curve) >= FEW]
+    whole, rest = ([y for curve in long for y in curve[first:]] for first in (0, 1))
+    if rest and squeezed(rest, whole):
+        margin = 0.05 * (max(rest) - min(rest))
+        for axis in row:
+            axis.set_ylim(min(rest) - margin, max(rest) + margin)
+        row[1].set_title("the first evaluation lies outside", fontsize="small", loc="right")
+
+
+def _positive(curves: Iterable[Iterable[float]]) -> bool:
+    return all(y > 0 for curve in curves for y in curve if math.isfinite(y))
 
 
 def _naming(lines: list[Line]) -> list[str]:
@@ -175,18 +216,6 @@ def _naming(lines: list[Line]) -> list[str]:
         if many and not any(tied(lines, name, other) for other in names):
             names.append(name)
     return names
-
-
-def _cut(row: Any) -> None:
-    """Where the first points would squeeze all others together, the axes hold the others."""
-    curves = [tuple(line.get_ydata()) for line in row[0].lines]
-    if row[0].get_yscale() == "log" or min(map(len, curves)) < FEW:
-        return
-    whole, rest = ([y for curve in curves for y in curve[first:]] for first in (0, 1))
-    if squeezed(rest, whole):
-        margin = 0.05 * (max(rest) - min(rest))
-        for axis in row:
-            axis.set_ylim(min(rest) - margin, max(rest) + margin)
 
 
 def _axes(columns: int, rows: int) -> tuple[Any, Any]:
@@ -204,9 +233,9 @@ def _titled(axis: Any, where: Change, x: str, y: str) -> None:
     axis.grid(alpha=0.3)
 
 
-def _styled(groups: dict[Any, list[Line]]) -> Sequence[tuple[str, tuple[Any, list[Line]]]]:
-    styles = itertools.cycle(marker + line for line, marker in STYLES)
-    return list(zip(styles, groups.items(), strict=False))
+def _styled(things: Iterable[T]) -> Iterator[tuple[str, T]]:
+    """Each with a marker and a kind of line."""
+    return zip(itertools.cycle(marker + line for line, marker in STYLES), things, strict=False)
 
 
 def _grouped(lines: list[Line], key: Callable[[Line], Any]) -> dict[Any, list[Line]]:
