@@ -7,9 +7,9 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "fedminimax"
 # fmt: off
 ORDER = [
-    "random", "blocks", "types", "metrics", "data", "models", "problems", "algorithms", "engine",
-    "config", "experiment", "deploy", "estimator_files", "estimator", "tuning", "report", "bench",
-    "cli",
+    "random", "blocks", "types", "metrics", "data", "models", "problems", "algorithms", "messages",
+    "engine", "config", "experiment", "deploy", "estimator_files", "estimator", "tuning", "report",
+    "bench", "cli",
 ]
 # fmt: on
 

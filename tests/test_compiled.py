@@ -24,20 +24,19 @@ from fedminimax.algorithms.local_sgdm_rl import LocalSGDMRL
 from fedminimax.algorithms.scaffold import Scaffold
 from fedminimax.blocks.projections import simplex
 from fedminimax.blocks.schedules import StepDecay
+from fedminimax.blocks.trees import flat, tree_map
 from fedminimax.data.clients import Clients
 from fedminimax.engine import compiled, executors, graphs
 from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.graphs import Graph
 from fedminimax.engine.inductor import Code, missing_compiler
-from fedminimax.engine.round import play_round, play_rounds
+from fedminimax.engine.round import play_round, play_rounds, play_watched
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.threads import Threads
 from fedminimax.engine.trainer import Trainer
-from fedminimax.engine.trees import flat, tree_map
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.engine.work import ClientError, Executor, bad_field
-from fedminimax.metrics.optimality import Drift
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.functions import Minimax
@@ -593,7 +592,7 @@ def test_what_cannot_be_compiled_runs_all_the_same(monkeypatch):
 def test_a_run_that_is_always_watched_is_timed_too():
     run = executors.make("auto")
     federation, state, store = federation_of(toward(1.0), FedAvg(0.1), ONES)
-    play_round(federation, state, store, run, Drift(federation.algorithm.point(state.server)))
+    play_watched(federation, state, store, run)
     assert run.name != "debug"
 
 

@@ -26,15 +26,16 @@ from fedminimax.algorithms.local_scgdam import LocalSCGDAM
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.blocks.precision import counting
 from fedminimax.blocks.schedules import SCHEDULES
+from fedminimax.blocks.trees import flat, tree_map
 from fedminimax.data.batches import Sampler, gather
 from fedminimax.data.clients import Clients
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.round import play_round
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.store import Store
-from fedminimax.engine.trees import flat, tree_map
 from fedminimax.engine.vectorised import Vectorised
-from fedminimax.engine.work import Exchanged, Work, mean
+from fedminimax.engine.work import Exchanged, Work
+from fedminimax.messages.stage import mean
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.compositional_auc import CompositionalAUC
 from fedminimax.problems.cross_entropy import CrossEntropy

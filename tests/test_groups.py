@@ -14,11 +14,11 @@ from torch import Tensor
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA
 from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.blocks.trees import flat
 from fedminimax.engine import compiled, graphs, groups
 from fedminimax.engine.compiled import Compiled
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.inductor import inductor
-from fedminimax.engine.trees import flat
 from fedminimax.problems.gradients import gradients
 from fedminimax.problems.quadratic import Quadratic
 from fedminimax.types import Algorithm, NonFiniteError, Point

@@ -20,7 +20,7 @@ from fedminimax.engine import executors
 from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.store import Store
-from fedminimax.engine.work import bytes_of
+from fedminimax.messages.stage import bytes_of
 from fedminimax.problems.functions import Minimax
 from fedminimax.types import Algorithm, Cost
 

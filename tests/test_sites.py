@@ -28,6 +28,7 @@ from safetensors.torch import save
 from table import ROWS
 from torch import nn
 
+from fedminimax.blocks.trees import flat
 from fedminimax.config import ConfigError, Part
 from fedminimax.data.clients import Clients
 from fedminimax.deploy.flower import answered
@@ -45,7 +46,6 @@ from fedminimax.engine.round import Federation, play_round
 from fedminimax.engine.site import Worker
 from fedminimax.engine.sites import Counted, Remote, Shadow, SiteFederation
 from fedminimax.engine.store import Store
-from fedminimax.engine.trees import flat
 from fedminimax.engine.wire import Message
 from fedminimax.experiment import load, run_experiment
 from fedminimax.problems.auc import AUC

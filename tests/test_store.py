@@ -20,6 +20,7 @@ import torch
 
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.scaffold import Scaffold
+from fedminimax.blocks.trees import leaves
 from fedminimax.config import Experiment
 from fedminimax.data.clients import Clients
 from fedminimax.engine import checkpoint, lock, row_file, trainer
@@ -28,7 +29,6 @@ from fedminimax.engine.disk_store import DiskStore
 from fedminimax.engine.lock import BusyError
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.store import ClientStore, Store
-from fedminimax.engine.trees import leaves
 from fedminimax.problems.functions import Minimax
 
 D = torch.float64

@@ -9,11 +9,11 @@ import torch
 from rows import federation_of
 from table import ROWS
 
+from fedminimax.blocks.trees import flat
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.disk_store import DiskStore
 from fedminimax.engine.round import play_round
 from fedminimax.engine.store import Store
-from fedminimax.engine.trees import flat
 
 KEEPING = [row for row in ROWS if row.algorithm.keep]
 FAST = ("codasca", "scgdam", "nlasg")  # whole numbers, and fields with a part for each level

@@ -23,6 +23,7 @@ from fedminimax.algorithms import METHODS
 from fedminimax.blocks.schedules import SCHEDULES, Schedule
 from fedminimax.data import DATASETS
 from fedminimax.data.prepare import Split
+from fedminimax.messages import REDUCERS, STAGES, Mean, Messages
 from fedminimax.models import MODELS
 from fedminimax.problems import PROBLEMS
 
@@ -89,6 +90,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "problem": PROBLEMS,
     "method": METHODS,
 }
+# What a file of a machine may add to: the choices, and the two kinds of parts of [messages].
+ALLOWED: dict[str, dict[str, Any]] = {**CHOICES, "stage": STAGES, "reducer": REDUCERS}
 NEEDED = "(needed)"  # in place of the default of an option that has none
 FIXED: dict[str, type] = {"split": Split, "run": Settings}
 
@@ -103,6 +106,7 @@ class Experiment:
     model: Part | None = None
     split: Split = dataclasses.field(default_factory=Split)
     run: Settings = dataclasses.field(default_factory=Settings)
+    messages: Messages = dataclasses.field(default_factory=Messages)
 
     @staticmethod
     def from_table(table: Table) -> Experiment:
@@ -118,7 +122,7 @@ class Experiment:
                 )
         for section, kind in FIXED.items():
             parts[section] = kind(**options_for(kind, table.get(section, {}), f"[{section}]"))
-        return Experiment(**parts)
+        return Experiment(**parts, messages=messages_of(table.get("messages", {})))
 
     @staticmethod
     def from_file(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
@@ -136,6 +140,8 @@ class Experiment:
         for section in FIXED:
             fixed = getattr(self, section)
             table[section] = {f.name: getattr(fixed, f.name) for f in dataclasses.fields(fixed)}
+        if self.messages != Messages():
+            table["messages"] = messages_table(self.messages)
         return table
 
     def make(self, section: str, **supplied: Any) -> Any:
@@ -197,6 +203,67 @@ def write_toml(table: Table) -> str:
     return "\n".join(lines)
 
 
+def messages_of(table: Table) -> Messages:
+    """The stages and the reducer that a section [messages] describes.
+
+    >>> messages_of({"clip": 1.0, "reduce": {"name": "trimmed_mean", "share": 0.2}})
+    Messages(stages=(Clip(norm=1.0, dual_norm=None),), reducer=TrimmedMean(share=0.2))
+    """
+    known = [*STAGES, "reduce"]
+    for name in table:
+        if name not in known:
+            raise ConfigError(f"[messages] has no stage {name!r}; {suggest(name, known)}")
+    stages = [
+        _configured(kind, table[name], f"[messages] {name}")
+        for name, kind in STAGES.items()
+        if name in table
+    ]
+    reduce = table.get("reduce", "mean")
+    options = dict(reduce) if isinstance(reduce, dict) else {"name": reduce}
+    name = options.pop("name", None)
+    if str(name) not in REDUCERS:
+        raise ConfigError(f"[messages] reduce is {reduce!r}; {suggest(str(name), REDUCERS)}")
+    return Messages(tuple(stages), _configured(REDUCERS[name], options, "[messages] reduce"))
+
+
+def _configured(kind: Any, given: Any, where: str) -> Any:
+    """An object of a class, from a table of options or from the value of its first one."""
+    if not isinstance(given, dict):
+        keys = _keys(kind, "")
+        if not keys:
+            raise ConfigError(f"{where} is {given!r}, but it has no options: give {{}}")
+        given = {keys[0]: given}
+    options = options_for(kind, given, where)
+    try:
+        return kind(**options)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def messages_table(messages: Messages) -> Table:
+    """What `messages_of` reads."""
+    table = {
+        name: _options(stage)
+        for name, kind in STAGES.items()
+        for stage in messages.stages
+        if type(stage) is kind
+    }
+    if messages.reducer != Mean():
+        kind = type(messages.reducer)
+        name = next(name for name, known in REDUCERS.items() if known is kind)
+        table["reduce"] = {"name": name, **_options(messages.reducer)}
+    return table
+
+
+def messages_text(messages: Messages) -> str:
+    return _text(messages_table(messages))
+
+
+def _options(part: Any) -> Table:
+    fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def described(kind: Any) -> str:
     """The first sentence of a class's docstring."""
     text = inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]
@@ -204,7 +271,7 @@ def described(kind: Any) -> str:
 
 
 def _check_sections(table: Table) -> None:
-    known = [*CHOICES, *FIXED]
+    known = [*CHOICES, *FIXED, "messages"]
     for section, values in table.items():
         if not isinstance(values, dict):
             raise ConfigError(
@@ -373,6 +440,8 @@ def _text(value: Any) -> str:
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         inside = ", ".join(f"{k} = {_text(v)}" for k, v in {"kind": kind, **fields}.items())
         return "{" + inside + "}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_text(item) for item in value) + "]"
     if isinstance(value, bool):

@@ -161,6 +161,7 @@ def run_experiment(
             checkpoint_every=settings.checkpoint_every,
             measures=settings.measures,
             store=settings.store,
+            messages=experiment.messages,
             evaluate_clients=settings.evaluate_clients,
             start=load(settings.start).module() if settings.start else None,
             resume=resume,

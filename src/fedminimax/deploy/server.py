@@ -194,7 +194,7 @@ def _trainer(
     weights = clients.weight_vector(clients.weights or problem.client_weights)
     sampler = Counted(clients)
     common = (problem, algorithm, clients, weights, sampler, None, run.seed, cohort, Crew())
-    federation = SiteFederation(*common, sites=sites)
+    federation = SiteFederation(*common, messages=experiment.messages, sites=sites)
     shadow = Shadow.of(federation, setup.about["columns"])
     plan = _plan(experiment)
     trainer = SiteTrainer(federation, plan, place, identity(federation, point), shadow)

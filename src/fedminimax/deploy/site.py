@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedminimax import __version__
-from fedminimax.config import ConfigError, Experiment, Table
+from fedminimax.config import ConfigError, Experiment, Table, messages_text
 from fedminimax.data.clients import Clients
 from fedminimax.deploy.rows import (
     Rows,
@@ -134,6 +134,13 @@ class Site:
         known = {**data, "name": data.get("name", "folder")}
         experiment = received_experiment(setup["experiment"], known)
         self._check_round(experiment.run.rounds - 1)
+        asked = self.file.messages
+        if asked is not None and experiment.messages != asked:
+            raise SiteError(
+                f"site {self.file.name!r} sends its messages as its site file says "
+                f"({messages_text(asked)}), and the experiment says "
+                f"{messages_text(experiment.messages)}: agree on one [messages]"
+            )
         return experiment
 
     def _check_round(self, round: Any) -> None:
@@ -208,7 +215,13 @@ class Site:
         algorithm, number = experiment.make("method"), self._number(setup)
         alike = torch.ones(len(clients), dtype=torch.float64)
         federation = Federation.of(
-            problem, algorithm, clients, alike, experiment.run.seed, len(clients)
+            problem,
+            algorithm,
+            clients,
+            alike,
+            experiment.run.seed,
+            len(clients),
+            messages=experiment.messages,
         )
         return Worker(run, self.file.name, number, federation, self._folder(run))
 

@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedminimax.config import CHOICES, ConfigError, Table, options_for, read_toml, suggest
+from fedminimax.config import (
+    ALLOWED,
+    ConfigError,
+    Table,
+    messages_of,
+    options_for,
+    read_toml,
+    suggest,
+)
+from fedminimax.messages import Messages
 
 FILE, ALLOW_FILE = "site.toml", "allow.toml"
 EXAMPLE = """\
@@ -23,6 +32,9 @@ label = "disease"          # its name, of which the part with this site's name i
 least_per_bin = 5          # the fewest rows that this site counts in a bin of a score histogram
 least_rows = 10            # the fewest rows of a split of which it tells anything
 rounds = 10000             # the most rounds of a run
+
+# [messages]               # how its messages must be sent, if it insists: an experiment with other
+# clip = 1.0               # stages or another reducer is refused
 
 [allow]                    # what an experiment may name here beside what is built in, such as
 # model.our_net = "our_package.networks:OurNet"
@@ -42,13 +54,14 @@ class SiteFile:
     folder: Path
     data: Table
     limits: Limits = field(default_factory=Limits)
+    messages: Messages | None = None  # None: as the experiment says
     allow: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @staticmethod
     def read(folder: Path) -> SiteFile:
         file = folder / FILE
         table = read_toml(file)
-        known = ("name", "data", "limits", "allow")
+        known = ("name", "data", "limits", "messages", "allow")
         for key in table:
             if key not in known:
                 raise ConfigError(f"{file} has no key {key!r}; {suggest(key, known)}")
@@ -64,7 +77,10 @@ class SiteFile:
                     "or leave it out"
                 )
         limits = Limits(**options_for(Limits, table["limits"], "[limits]"))
-        return SiteFile(name, folder, table["data"], limits, _allowed(file, table["allow"]))
+        allow = _allowed(file, table["allow"])
+        register(allow)
+        messages = messages_of(table["messages"]) if "messages" in table else None
+        return SiteFile(name, folder, table["data"], limits, messages, allow)
 
 
 def register_allowed(consortium: Path) -> None:
@@ -76,7 +92,7 @@ def register_allowed(consortium: Path) -> None:
 
 
 def _allowed(file: Path, table: Table) -> dict[str, dict[str, str]]:
-    sections = [section for section in CHOICES if section != "data"]
+    sections = [section for section in ALLOWED if section != "data"]
     for section, names in table.items():
         texts = isinstance(names, dict) and all(isinstance(p, str) for p in names.values())
         if section not in sections or not texts:
@@ -104,5 +120,5 @@ def register(allow: Mapping[str, Mapping[str, str]]) -> None:
                     f"[allow] {section}.{name}: {place} cannot be imported ({reason}); correct the "
                     "line, or install what it needs"
                 ) from error
-            if CHOICES[section].setdefault(name, kind) is not kind:
+            if ALLOWED[section].setdefault(name, kind) is not kind:
                 raise ConfigError(f"[allow] {section}.{name} is built in; choose another name")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.trees import flat, rebuilt
 from fedminimax.engine.device import threads, usable_cores
 from fedminimax.engine.graphs import (
     CLOSING,
@@ -36,7 +37,6 @@ from fedminimax.engine.graphs import (
 )
 from fedminimax.engine.groups import ALONE, Group, Whole, groups
 from fedminimax.engine.inductor import inductor
-from fedminimax.engine.trees import flat, rebuilt
 from fedminimax.engine.vectorised import Span, Vectorised, spans
 from fedminimax.engine.work import ClientError, Exchanged, Executor, Result, Work, at, stack
 from fedminimax.types import Clock, Phase
@@ -89,8 +89,9 @@ class Compiled(Executor):
             self._pool = None
 
     def exchange(self, work: Work) -> Exchanged:
-        if work.clock.round.device.type != "cpu":
-            return self.eager.exchange(work)  # the machine code is the host's
+        # The machine code is the host's, and adds up replies.
+        if work.clock.round.device.type != "cpu" or not work.messages.reducer.linear:
+            return self.eager.exchange(work)
         parts = self._parts(work)
         done = self._in_groups(work, stack([work.clock]), parts) if parts else self._at_once(work)
         return done or self.eager.exchange(work)
@@ -115,7 +116,7 @@ class Compiled(Executor):
         return graph.exchanged(work, state)
 
     def repeat(self, work: Work, clocks: Clock) -> Exchanged | None:
-        if work.clock.round.device.type != "cpu":
+        if work.clock.round.device.type != "cpu" or not work.messages.reducer.linear:
             return None
         parts = self._parts(work)
         together = partial(self._in_groups, parts=parts) if parts else self._in_a_row
@@ -133,7 +134,7 @@ class Compiled(Executor):
         moving, flags = places.state.stop, list[Tensor]()
         with threads(self._cores(work, inputs)), torch.no_grad():
             graph = self._graph(work, span, inputs, given)
-            if graph is None or type(graph.form.server) is not type(work.server):
+            if graph is None or not _like(graph.form.server.method, work):
                 return None
             with self.part(COMPILED):
                 for number in range(count):
@@ -164,7 +165,7 @@ class Compiled(Executor):
         inputs = Inputs.of(work, work.kept, span)
         own = [inputs.among(group) for group in parts]
         given = [_contiguous(each) for each in own]
-        places, server, flags = Places.of(inputs), work.server, list[Tensor]()
+        places, server, flags = Places.of(inputs), inputs.server, list[Tensor]()
         before = _shapes(given[0][: places.state.stop])
         count = len(clocks.round)
         batches = work.draws.source.rounds(count)
@@ -185,7 +186,7 @@ class Compiled(Executor):
                 server = ended.server
                 flags.append(ended.finite)
                 moved = [*flat(server), *given[0][places.state]]
-                alike = type(server) is type(work.server) and _shapes(moved) == before
+                alike = _like(server.method, work) and _shapes(moved) == before
                 if not (last or alike):
                     return None  # the next round is of another kind
         kept = rebuilt(graph.form.kept, grouped.whole.tensors)
@@ -225,7 +226,7 @@ class Compiled(Executor):
         self, work: Work, span: Span, inputs: Inputs | Closing, given: list[Tensor]
     ) -> Graph | None:
         shapes = _shapes(given)
-        last, rest = self._last.get(span), (work.problem, work.leave, work.unequal)
+        last, rest = self._last.get(span), (work.problem, work.leave, work.unequal, work.messages)
         # Most phases are of the kind of the one before; hooks that are methods are then equal.
         if last is not None and (last.phase, last.shapes, last.rest) == (work.phase, shapes, rest):
             return last.graph
@@ -305,6 +306,10 @@ def _begin() -> None:
     """What torch keeps per thread: each plays a group on one core."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
+
+
+def _like(server: Any, work: Work) -> bool:
+    return type(server) is type(work.server)
 
 
 def _contiguous(values: Any) -> list[Tensor]:

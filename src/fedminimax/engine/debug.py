@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedminimax.blocks.parted import whole
-from fedminimax.engine.trees import tree_map
+from fedminimax.blocks.trees import tree_map
 from fedminimax.engine.work import (
     ClientError,
     Executor,
@@ -59,6 +59,6 @@ def find_non_finite(work: Work) -> str | None:
         for number in range(int(work.steps[position])):
             draw = work.draws.client(position, number, work.problem.depth)
             client = step(work, client, draw, at_step(clock, number))
-            if bad := bad_field(client):
+            if bad := bad_field(client.client):
                 return f"non-finite {bad} at {place(work, position, number)}"
     return None

@@ -31,10 +31,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.trees import grown, leaves, tree_map
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.row_file import Journal, RowFile, Undo, remove
 from fedminimax.engine.store import ClientStore, Store, rows_of
-from fedminimax.engine.trees import grown, leaves, tree_map
 from fedminimax.engine.work import kept_type, stack
 
 STORES = ("memory", "disk")

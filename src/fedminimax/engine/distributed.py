@@ -30,14 +30,15 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedminimax.blocks.trees import built, flat, form_of, leaves, rebuilt
 from fedminimax.data.clients import Clients
 from fedminimax.engine import checkpoint, executors
 from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.device import usable_cores
 from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.trees import flat, rebuilt
-from fedminimax.engine.work import Exchanged, Executor, Result, Work, bad_field, bytes_of, mean
+from fedminimax.engine.work import Exchanged, Executor, Result, Work, bad_field, first_states
+from fedminimax.messages.stage import Held, bytes_of, mean
 from fedminimax.types import Cost, Problem
 
 TIMEOUT = 1800.0  # seconds
@@ -291,13 +292,45 @@ class Shared(Executor):
             with self.part("local steps"):
                 up, kept = self.run(work)
         with self.part("averaging"):
-            average, flawed = self._mean(work, up, kept)
+            arrived, held, flawed = self._reduced(work, up, kept)
         with self.part("server step"):
+            average, held = work.messages.at_server(held, arrived, work.clock)
             new = work.phase.aggregate(work.problem, work.server, average, work.clock)
-        bad = bad_field(average, new, kept) or ("state of a client" if flawed else None)
+        bad = bad_field(arrived, average, new, kept) or ("state of a client" if flawed else None)
         replies = int(work.clock.replies)
-        up_bytes, down_bytes = replies * bytes_of(average), replies * bytes_of(work.down)
-        return Exchanged(new, kept, up_bytes, down_bytes, bad)
+        up_bytes = replies * work.messages.bytes(arrived)
+        return Exchanged(new, kept, up_bytes, replies * bytes_of(work.down), bad, held)
+
+    def first_held(self, work: Work) -> Held:
+        own = first_states(work)[1] if len(work.cohort) else None
+        told = self._peers.share("first messages", int(own is not None))
+        source = next(rank for rank, numbers in enumerate(told) if numbers[0])
+        form = self._peers.told(source, json.dumps(_form(own)))
+        return Held(*_blank(json.loads(form), work.clock.round.device)) if own is None else own
+
+    def _reduced(self, work: Work, up: Any, kept: Any) -> tuple[Any, Held, bool]:
+        """The reduced replies of all clients, and whether any keeps what is not finite."""
+        if work.messages.reducer.linear:
+            arrived, flawed = self._mean(work, up, kept)
+            return arrived, work.held, flawed
+        flawed = up is not None and bad_field(up, kept) is not None
+        place = f"round {int(work.clock.round)}, phase {int(work.clock.phase)}"
+        told = self._peers.share(place, int(flawed))
+        own: dict[str, Tensor] = {}
+        if up is not None:
+            own = dict(leaves(up)) | {"": work.weights, " ": torch.from_numpy(work.cohort)}
+        found = [load(c) for c in self._peers.everyones(f"the replies of {place}", _packed(own))]
+        source = next(rank for rank, part in enumerate(found) if part)
+        form = json.loads(self._peers.told(source, json.dumps(form_of(up) if own else None)))
+        joined = {n: torch.cat([part[n] for part in found if part]) for n in found[source]}
+        # In client order, whichever process has which.
+        order = joined.pop(" ").argsort(stable=True)
+        weights = joined.pop("")[order]
+        device = work.clock.round.device
+        ups = built(form, {n: v[order].to(device) for n, v in joined.items()})
+        messages = work.messages
+        arrived, held = messages.reduce(work.held, work.down, ups, weights, work.clock)
+        return arrived, held, any(numbers[0] for numbers in told)
 
     def _mean(self, work: Work, up: Any, kept: Any) -> tuple[Any, bool]:
         """The mean over all clients, and whether any keeps what is not finite."""

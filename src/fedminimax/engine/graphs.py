@@ -23,24 +23,32 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedminimax.blocks.schedules import Schedule
+from fedminimax.blocks.trees import flat, rebuilt, tree_map
 from fedminimax.data.batches import Source
 from fedminimax.engine.chained import play
 from fedminimax.engine.groups import Group
 from fedminimax.engine.inductor import Call, Code
 from fedminimax.engine.rewrites import SMALL
-from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.vectorised import Span, walk
-from fedminimax.engine.work import Exchanged, Work, bad_field, bytes_of, weighted
+from fedminimax.engine.work import Exchanged, Work, bad_field
+from fedminimax.messages.stage import Held, bytes_of, weighted
 from fedminimax.types import Algorithm, Clock, Phase, Problem, whole
 
 HOOKS = ("broadcast", "receive", "local_step", "send", "aggregate")
 Compiler = Callable[[GraphModule, list[Tensor]], Call]
 
 
+class Hosted(NamedTuple):
+    """What is at the server."""
+
+    method: Any
+    held: Held  # for the stages of messages
+
+
 class Inputs(NamedTuple):
     """All that a graph depends on, except for its shapes."""
 
-    server: Any
+    server: Hosted
     state: Any  # what the clients kept, or where they are in the middle of a phase
     source: Source
     first: Tensor  # the number of the first step
@@ -58,7 +66,8 @@ class Inputs(NamedTuple):
             source = source._replace(index=own)
         steps, cohort = work.placed(work.steps), work.placed(work.cohort)
         place = whole(span.first), work.clock
-        return Inputs(work.server, state, source, *place, steps, cohort, work.weights)
+        server = Hosted(work.server, work.held)
+        return Inputs(server, state, source, *place, steps, cohort, work.weights)
 
     def among(self, group: Group) -> Inputs:
         """Those of a group; a client that is also in the group before has no weight in it."""
@@ -112,7 +121,7 @@ class Places(NamedTuple):
 class Closing(NamedTuple):
     """All that the server's step depends on, after groups of clients."""
 
-    server: Any
+    server: Hosted
     averages: Any  # each group's part of the mean, stacked
     finite: Tensor  # likewise
     clock: Clock
@@ -133,7 +142,7 @@ class Partly(NamedTuple):
 class Ended(NamedTuple):
     """What the graph that closes a phase returns; any other returns where the clients are."""
 
-    server: Any
+    server: Hosted
     kept: Any
     finite: Tensor
 
@@ -160,7 +169,7 @@ class Graph(NamedTuple):
         if not bool(ended.finite):
             bad = bad_field(ended.server, ended.kept) or "mean of the replies"
         up, down = (len(work.cohort) * each for each in (self.bytes_up, self.bytes_down))
-        return Exchanged(ended.server, ended.kept, up, down, bad)
+        return Exchanged(ended.server.method, ended.kept, up, down, bad, ended.server.held)
 
     def own(self, returned: list[Tensor]) -> list[Tensor]:
         return [v.clone() for v in returned] if self.lends else returned
@@ -215,24 +224,24 @@ def trace(work: Work, span: Span, inputs: Inputs | Closing) -> Traced:
         nonlocal form, bytes_up, bytes_down
         given: Inputs | Closing = rebuilt(inputs, list(tensors))
         phase = _with_rates(work.phase, given.rates)
-        own = replace(work, phase=phase, server=given.server, clock=given.clock)
+        server, held = given.server
+        own = replace(work, phase=phase, server=server, held=held, clock=given.clock)
         if isinstance(given, Closing):
-            average = tree_map(lambda parts: parts.sum(0), given.averages)
-            server = phase.aggregate(own.problem, own.server, average, own.clock)
-            form = Ended(server, (), _finite(average, server) & given.finite.all())
+            arrived = tree_map(lambda parts: parts.sum(0), given.averages)
+            new, finite = _closed(own, arrived)
+            form = Ended(new, (), finite & given.finite.all())
             return _rows(form)
         depth = work.problem.depth
         draws = tuple(given.source.stacked(number, depth) for number in range(span.count))
         form = walk(own, given.state, draws, span, given.first, given.steps, given.cohort)
         if span.closes:
-            bytes_up, bytes_down = bytes_of(form.up) // len(given.cohort), bytes_of(own.down)
-            average, sent = _mean(form.up, given.weights), form.up
+            arrived, sent = _mean(form.up, given.weights), form.up
+            bytes_up, bytes_down = own.messages.bytes(arrived), bytes_of(own.down)
             if not span.of_all:
-                form = Partly(average, form.kept, _finite(average, form.kept, known=sent))
+                form = Partly(arrived, form.kept, _finite(arrived, form.kept, known=sent))
                 return _rows(form)
-            server = phase.aggregate(own.problem, own.server, average, own.clock)
-            finite = _finite(average, server, form.kept, known=sent)
-            form = Ended(server, form.kept, finite)
+            new, finite = _closed(own, arrived, form.kept, known=sent)
+            form = Ended(new, form.kept, finite)
         return _rows(form)
 
     # What writes into a tensor becomes an operation that makes a new one.
@@ -249,9 +258,17 @@ def trace(work: Work, span: Span, inputs: Inputs | Closing) -> Traced:
     return Traced(module, tuple(p for p, _ in used), form, bytes_up, bytes_down, inputs.rates)
 
 
+def _closed(work: Work, arrived: Any, *values: Any, known: Any = ()) -> tuple[Hosted, Tensor]:
+    """The server's part of a phase, and whether all is finite."""
+    average, held = work.messages.at_server(work.held, arrived, work.clock)
+    server = work.phase.aggregate(work.problem, work.server, average, work.clock)
+    return Hosted(server, held), _finite(arrived, average, server, *values, known=known)
+
+
 def _mean(up: Any, weights: Tensor) -> Any:
-    """`work.mean`, of small fields in operations that become one with those around them. Of large
-    ones they would compute each client's last step again, a few numbers of every row at a time."""
+    """The weighted mean, of small fields in operations that become one with those around them. Of
+    large ones they would compute each client's last step again, a few numbers of every row at a
+    time."""
 
     def average(field: Tensor) -> Tensor:
         if field.nbytes > SMALL:
@@ -333,7 +350,8 @@ def _known(work: Work, span: Span, given: list[Tensor], lifted: bool) -> tuple |
     may hold functions or a network."""
     owner = _owner(work.phase)
     # What a class of the user's depends on beside its attributes may change in a process.
-    ours = all(type(v).__module__.startswith("fedminimax.") for v in (work.problem, owner))
+    parts = (work.problem, owner, *work.messages.stages)
+    ours = all(type(v).__module__.startswith("fedminimax.") for v in parts)
     if owner is None or not ours:
         return None
     try:
@@ -346,7 +364,8 @@ def _known(work: Work, span: Span, given: list[Tensor], lifted: bool) -> tuple |
     hooks = tuple(getattr(work.phase, name).__func__ for name in HOOKS)
     shapes = tuple((v.shape, v.dtype) for v in given)
     kinds = (type(work.problem), type(owner), type(work.server), type(work.kept))
-    return (kinds, problem, method, lifted, hooks, work.leave, span[1:], work.unequal, shapes)
+    about = (work.leave, span[1:], work.unequal, work.messages)
+    return (kinds, problem, method, lifted, hooks, about, shapes)
 
 
 def _plain(value: Any) -> Hashable:
@@ -367,7 +386,8 @@ def kind(work: Work, span: Span, given: list[Tensor]) -> tuple:
     """Equal for spans of which one graph can serve both."""
     hooks = tuple(_same(getattr(work.phase, name)) for name in HOOKS)
     shapes = tuple((v.shape, v.dtype) for v in given)
-    return id(work.problem), hooks, work.leave, span[1:], work.unequal, shapes
+    about = (work.leave, span[1:], work.unequal, work.messages)
+    return id(work.problem), hooks, about, shapes
 
 
 def _same(value: Any) -> Hashable:

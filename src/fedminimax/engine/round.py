@@ -3,7 +3,8 @@ aggregate."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,17 +16,20 @@ from fedminimax.data.batches import Draws, Sampler
 from fedminimax.data.clients import Clients
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.debug import find_non_finite
-from fedminimax.engine.store import ClientStore
+from fedminimax.engine.store import ClientStore, Store
 from fedminimax.engine.work import (
+    MESSAGES,
     ClientError,
     Exchanged,
     Executor,
     Work,
+    first_states,
     keeping,
     kept_type,
     stack,
 )
-from fedminimax.metrics.optimality import Drift
+from fedminimax.messages.drift import Drift
+from fedminimax.messages.stage import Held, Messages
 from fedminimax.random import distinct, key, words
 from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem
 
@@ -43,6 +47,7 @@ class Federation:
     seed: int
     cohort: int
     crew: Crew
+    messages: Messages = field(default_factory=Messages)
 
     @staticmethod
     def of(
@@ -53,14 +58,15 @@ class Federation:
         seed: int,
         cohort: int,
         crew: Crew | None = None,
+        messages: Messages | None = None,
     ):
         algorithm = algorithm.for_clients(len(clients)).for_problem(problem)
         first = None
         if algorithm.init_batches:
             first = Sampler(clients, problem.depth, seed, "first", algorithm.init_batches)
         sampler = Sampler(clients, problem.depth, seed)
-        drawing = (sampler, first, seed, cohort)
-        return Federation(problem, algorithm, clients, weights, *drawing, crew or Crew())
+        drawing = (sampler, first, seed, cohort, crew or Crew(), messages or Messages())
+        return Federation(problem, algorithm, clients, weights, *drawing)
 
     @cached_property
     def everyone(self) -> np.ndarray:
@@ -177,6 +183,7 @@ class State(NamedTuple):
     iteration: int
     server: Any
     cost: Cost
+    held: Mapping[int, Held] = {}  # what the server keeps for the messages of each phase
 
 
 @torch.no_grad()  # or a parameter in a user's loss would keep the history of the whole run
@@ -185,13 +192,10 @@ def play_round(
     state: State,
     store: ClientStore,
     executor: Executor,
-    watch: Drift | None = None,
 ) -> State:
     """One round. Client states go to the store, everything else is returned."""
     algorithm, crew, server, spent = federation.algorithm, federation.crew, state.server, Cost()
-    phases = algorithm.phases(state.round)
-    if watch is not None:
-        phases, executor = watch.watched(phases), executor.eager
+    phases, held = algorithm.phases(state.round), dict(state.held)
     cohort = federation.draw_cohort(server, state.round, 0)
     iteration, drawn = state.iteration, 0
     kept: Any = None
@@ -217,16 +221,66 @@ def play_round(
         shares = federation.shares(phase, cohort)
         about = (federation.problem, phase, server, kept, leave, draws, clock)
         work = Work(*about, mine, steps[own], shares[own])
+        if phase.cohort != "auxiliary":  # whose rows are at the server: nothing travels
+            work = replace(work, messages=federation.messages)
+            work = with_states(work, held.get(number), store, executor)
         done = executor.exchange(work)
         if done.bad:
             raise NonFiniteError(_not_finite(work, done.bad, crew))
-        server, kept = done.server, done.kept
+        server, kept = done.server, keeping(leave, done.kept)
+        held[number] = done.held
         if len(mine):
             store.save(mine, keeping(kept_type(algorithm.keep), kept))
+            save_stages(store, work, done)
         if phase.data == "minibatch":
             drawn = max(drawn, most)
         spent += phase_cost(work, done)
-    return State(state.round + 1, iteration + drawn, server, state.cost + crew.total(spent))
+    cost = state.cost + crew.total(spent)
+    return State(state.round + 1, iteration + drawn, server, cost, held)
+
+
+def play_watched(
+    federation: Federation, state: State, store: ClientStore, executor: Executor
+) -> tuple[State, dict[str, float]]:
+    """A round, and what `Drift` finds in it: drift_x, drift_y and the bytes that it adds."""
+    drift = Drift(federation.algorithm.point(state.server))
+    watched = replace(federation, messages=federation.messages.then(drift))
+    before = {
+        phase: own._replace(stages=(*own.stages, drift.init_server(None)))
+        for phase, own in state.held.items()
+    }
+    state = play_round(watched, state._replace(held=before), store, executor.eager)
+    found = [own.stages[-1] for own in state.held.values() if len(own.stages)]
+    held = {phase: own._replace(stages=own.stages[:-1]) for phase, own in state.held.items()}
+    apart = {n: max(float(getattr(f, n)) for f in found) for n in ("drift_x", "drift_y")}
+    return state._replace(held=held), {**apart, "bytes": sum(float(f.bytes) for f in found)}
+
+
+def with_states(work: Work, held: Held | None, store: ClientStore, executor: Executor) -> Work:
+    """The phase, with what clients and the server keep for its messages."""
+    if work.messages == Messages():
+        return work
+    work = replace(work, held=executor.first_held(work) if held is None else held)
+    if not work.messages.keeps or store.stages is None or not len(work.cohort):
+        return work
+    own = store.stages.setdefault(int(work.clock.phase), Store((MESSAGES,)))
+    new = own.missing(work.cohort)
+    if len(new):
+        first = kept_type((MESSAGES,))(first_states(work)[0])
+        own.save(new, stack([first] * len(new)))
+    return joined_states(work, own.load(work.cohort))
+
+
+def joined_states(work: Work, own: Any) -> Work:
+    kind = kept_type((*work.kept._fields, MESSAGES))
+    leave = kept_type((*work.leave._fields, MESSAGES))  # type: ignore[attr-defined]
+    return replace(work, kept=kind(*work.kept, own.messages), leave=leave)
+
+
+def save_stages(store: ClientStore, work: Work, done: Exchanged) -> None:
+    if MESSAGES in done.kept._fields and store.stages is not None:
+        own = store.stages[int(work.clock.phase)]
+        own.save(work.cohort, keeping(kept_type((MESSAGES,)), done.kept, done.kept.messages))
 
 
 @torch.no_grad()
@@ -263,13 +317,16 @@ def _repeated(
         draws = federation.draws(phase, cohort, state.iteration, each * count)
     leave = kept_type(algorithm.keep)
     about = (federation.problem, phase, state.server, store.load(cohort), leave, draws, clock)
-    work = Work(*about, cohort, steps, federation.shares(phase, cohort))
+    work = Work(*about, cohort, steps, federation.shares(phase, cohort), federation.messages)
+    work = with_states(work, state.held.get(0), store, executor)
     done = executor.repeat(work, clocks)
     if done is None:
         return None
-    store.save(cohort, done.kept)
+    store.save(cohort, keeping(leave, done.kept))
+    save_stages(store, work, done)
     cost = state.cost + Cost(*(count * spent for spent in phase_cost(work, done)))
-    return State(state.round + count, state.iteration + count * drawn, done.server, cost)
+    ahead = state.round + count, state.iteration + count * drawn
+    return State(*ahead, done.server, cost, {**state.held, 0: done.held})
 
 
 def _overrides(algorithm: Algorithm, *names: str) -> bool:

@@ -25,7 +25,8 @@ from fedminimax.engine.lock import alone
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.round import Federation, State
 from fedminimax.engine.trainer import Best, Plan, Trainer
-from fedminimax.metrics.optimality import check_names
+from fedminimax.messages.stage import Messages, Reducer, Stage
+from fedminimax.metrics.optimality import DRIFT, check_names
 from fedminimax.problems._levels import check_levels
 from fedminimax.problems.network import in_precision
 from fedminimax.random import distinct, key
@@ -75,6 +76,7 @@ def simulate(
     checkpoint_every: int | None = None,
     measures: Sequence[str] = (),
     store: str = "memory",
+    messages: Messages | Sequence[Stage | Reducer] | None = None,
     evaluate_clients: int | None = None,
     resume: bool = False,
     on_record: Callable[[dict[str, Any]], None] | None = None,
@@ -106,6 +108,8 @@ def simulate(
       all training rows.
     - store: where clients' states are between rounds, "memory" or "disk": in the folder of the run,
       or in a temporary one; for many clients, of which only a cohort is in memory at a time.
+    - messages: what happens to replies on their way: stages such as Clip(1.0), and last at most one
+      reducer such as Median() in place of the weighted mean (fedminimax.messages).
     - evaluate_clients: how many clients evaluations ask, drawn once by the seed; None: all. Their
       weights add up to one. What the problem learns before the first round it asks all clients.
     - on_record: called with each record. on_round: called with the number of rounds played, after
@@ -123,6 +127,8 @@ def simulate(
     check_names(measures)
     disk_store.check_kind(store)
     check_match(problem, algorithm, cohort < len(clients) and not allow_partial)
+    messages = Messages.of(messages)
+    check_messages(messages, measures, store)
     if algorithm.auxiliary and clients.auxiliary is None:
         raise ValueError(
             f"{type(algorithm).__name__} needs rows at the server: give Clients(auxiliary=...), or "
@@ -143,7 +149,7 @@ def simulate(
     ask = crew.ask(problem, clients, "train", weights)
     problem = problem.prepare(ask)
     check_levels(problem, point, clients.train.batch(0))
-    federation = Federation.of(problem, algorithm, clients, weights, seed, cohort, crew)
+    federation = Federation.of(problem, algorithm, clients, weights, seed, cohort, crew, messages)
     # It goes over all rows: only for a run that may be gone on with, or that is shared.
     known = folder is not None or crew.size > 1
     digest = identity(federation, point) if known else ""
@@ -215,6 +221,19 @@ def check_numbers(
         )
 
 
+def check_messages(messages: Messages, measures: Sequence[str], store: str) -> None:
+    if DRIFT in measures and not messages.reducer.linear:
+        raise ValueError(
+            f"the measure {DRIFT!r} needs means of what clients send, and "
+            f"{type(messages.reducer).__name__} takes none: leave one of the two out"
+        )
+    if store == "disk" and messages.keeps:
+        raise ValueError(
+            'store = "disk" has no place for what clients keep for the stages of their messages: '
+            'use "memory"'
+        )
+
+
 def asked_clients(count: int | None, clients: int, seed: int) -> np.ndarray | None:
     """The numbers of the clients that evaluations ask; None: all."""
     if count is None:
@@ -277,6 +296,7 @@ def identity(federation: Federation, start: Point) -> str:
         "problem": [type(federation.problem).__name__, _settings(federation.problem)],
         "seed": federation.seed,
         "cohort": federation.cohort,
+        "messages": repr(federation.messages),
         "batches": [clients.batch_size, clients.sampling, clients.positive_share],
     }
     digest = hashlib.blake2s(json.dumps(settings, sort_keys=True).encode())

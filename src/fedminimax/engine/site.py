@@ -9,6 +9,7 @@ several phases, that of the round's beginning, where a server that was killed st
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.trees import built, form_of, leaves
 from fedminimax.engine import checkpoint
 from fedminimax.engine.debug import run_client
 from fedminimax.engine.lock import alone
-from fedminimax.engine.round import Federation, meet
+from fedminimax.engine.round import Federation, joined_states, meet
 from fedminimax.engine.store import Store
-from fedminimax.engine.trees import built, form_of, leaves
 from fedminimax.engine.wire import DIGEST, Message, in_order, numbered
-from fedminimax.engine.work import Work, keeping, kept_type, stack
+from fedminimax.engine.work import MESSAGES, Work, first_states, keeping, kept_type, stack
 from fedminimax.types import Clock, Phase
 
 WAIT = 30.0  # seconds for another process of this site to be done with a call of the same run
@@ -55,6 +56,7 @@ class State(NamedTuple):
     key: Key
     call: list[int]  # the server's number of the call that made it
     kept: Any  # the fields that the method keeps or carries
+    stages: dict[str, Any]  # what is kept for the messages of each phase
     reply: Message
 
 
@@ -70,19 +72,25 @@ class States:
 
     def read(self, key: Key) -> State:
         tensors, about = checkpoint.read(self.folder / key.file)
-        parts: dict[str, dict[str, Tensor]] = {"kept": {}, "reply": {}}
+        parts: dict[str, dict[str, Tensor]] = {"kept": {}, "reply": {}, "stages": {}}
         for name, tensor in tensors.items():
             owner, _, rest = name.partition(".")
             parts[owner][rest] = tensor
         kept = built(about["kept"], parts["kept"])
         reply = Message(about["reply"], parts["reply"])
-        return State(Key(*about["key"]), about["call"], kept, reply)
+        stages = {
+            phase: built(form, parts["stages"], phase) for phase, form in about["stages"].items()
+        }
+        return State(Key(*about["key"]), about["call"], kept, stages, reply)
 
     def write(self, state: State, keep: list[Key]) -> None:
         """Of the others, only those to keep stay."""
         tensors = {f"reply.{name}": vector for name, vector in state.reply.vectors.items()}
         tensors |= {f"kept.{name}": vector for name, vector in leaves(state.kept)}
+        for phase, own in state.stages.items():
+            tensors |= leaves(own, f"stages.{phase}")
         about = {
+            "stages": {phase: form_of(own) for phase, own in state.stages.items()},
             "key": list(state.key),
             "call": state.call,
             "kept": form_of(state.kept),
@@ -184,9 +192,18 @@ class Worker:
         work = Work(
             federation.problem, phase, None, kept, leave, draws, clock, cohort, steps, weight
         )
+        stages = {} if before is None else dict(before.stages)
+        number = str(key.phase)
+        if federation.messages.stages:
+            work = replace(work, messages=federation.messages)
+            own = stages[number] if number in stages else first_states(work)[0]
+            work = joined_states(work, kept_type((MESSAGES,))(stack([own])))
         up, left = run_client(work, 0)
+        if federation.messages.stages:
+            stages[number] = left.messages
         told = self._about("phase") | key._asdict()
-        return State(key, about["call"], left, Message(told, dict(leaves(up))))
+        reply = Message(told, dict(leaves(up)))
+        return State(key, about["call"], keeping(leave, left), stages, reply)
 
     def _down(self, phase: Phase, message: Message, clock: Clock) -> Any:
         """What the server has broadcast, as the type that the method has for it. What is in it is

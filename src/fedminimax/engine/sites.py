@@ -5,25 +5,36 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.trees import form_of, leaves, rebuilt
 from fedminimax.data.batches import Draws, Sampler
 from fedminimax.data.clients import Clients
 from fedminimax.engine.ask import Asking
 from fedminimax.engine.call import LeftOutError, SiteFailedError, Sites
 from fedminimax.engine.debug import run_client
 from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.round import Federation, at_the_server, meet
+from fedminimax.engine.round import Federation, at_the_server, joined_states, meet
 from fedminimax.engine.store import Store
 from fedminimax.engine.trainer import Plan, Trainer
-from fedminimax.engine.trees import form_of, leaves, rebuilt
 from fedminimax.engine.wire import DIGEST, Message, as_json, in_order, numbered
-from fedminimax.engine.work import Exchanged, Executor, Result, Work, stack
+from fedminimax.engine.work import (
+    MESSAGES,
+    Exchanged,
+    Executor,
+    Result,
+    Work,
+    first_states,
+    keeping,
+    kept_type,
+    stack,
+)
+from fedminimax.messages.stage import Held, Messages
 from fedminimax.types import Batch, Clock, Cost, NonFiniteError, Problem
 
 T = TypeVar("T")
@@ -45,6 +56,7 @@ class Shadow:
         self._number = np.array([0])
         self._found: dict[Any, Result] = {}
         self._kept: Any = None
+        self.held = Held()
 
     @staticmethod
     def of(federation: Federation, columns: Sequence[tuple[Sequence[int], str]]) -> Shadow:
@@ -69,6 +81,12 @@ class Shadow:
         self._kept = found.kept
         return found.up
 
+    def first_held(self, work: Work) -> Held:
+        """What the server keeps at first for the messages of this phase."""
+        self._found.clear()
+        self.up(work)
+        return self.held
+
     @property
     def batch(self) -> Batch:
         return self.federation.clients.train.batch(0)
@@ -82,7 +100,11 @@ class Shadow:
         steps = np.minimum(work.steps[:1], 1)
         draws = federation.draws(work.phase, self._number, 0, 1)
         alone = replace(work, kept=kept, draws=draws, cohort=self._number, steps=steps)
-        return run_client(alone, 0)
+        if work.messages != Messages():
+            own, self.held = first_states(alone)
+            alone = joined_states(alone, kept_type((MESSAGES,))(stack([own])))
+        up, left = run_client(alone, 0)
+        return Result(up, keeping(work.leave, left))
 
 
 class Remote(Executor):
@@ -128,6 +150,9 @@ class Remote(Executor):
         sites.roster.found_norms[str(number)] = statistics.median(lengths[name] for name in names)
         return Result(stack([ups[k] for k in work.cohort.tolist()]), work.leave())
 
+    def first_held(self, work: Work) -> Held:
+        return self.shadow.first_held(work)
+
     def exchange(self, work: Work) -> Exchanged:
         done = super().exchange(work)
         if done.bad:
@@ -163,7 +188,7 @@ class Counted(Sampler):
 class SiteFederation(Federation):
     """A federation of sites, of which some may be away."""
 
-    sites: Sites
+    sites: Sites = field(kw_only=True)
 
     @property
     def everyone(self) -> np.ndarray:  # type: ignore[override]
@@ -234,6 +259,7 @@ class SiteTrainer(Trainer):
     ):
         # What sites keep is with them.
         super().__init__(federation, plan, folder, identity, Store(()))
+        self.store.stages = None
         self.sites, self.shadow = federation.sites, shadow
 
     def train(self) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.engine.trees import leaves, tree_map
-from fedminimax.engine.work import kept_type, stack
+from fedminimax.blocks.trees import built, form_of, leaves, tree_map
+from fedminimax.engine.work import MESSAGES, kept_type, stack
 
 
 class ClientStore(ABC):
@@ -22,6 +22,8 @@ class ClientStore(ABC):
 
     def __init__(self, fields: tuple[str, ...]):
         self.fields = fields
+        # What clients keep for the stages of their messages, by phase; None: it is not here.
+        self.stages: dict[int, Store] | None = {}
         self._cohort, self._stacked = np.zeros(0, dtype=np.int64), None
         self._ahead = False  # of the back-end, which then has older states of that cohort
 
@@ -68,7 +70,39 @@ class ClientStore(ABC):
         tensors: dict[str, Tensor] = {}
         for client, kept in self.states.items():
             tensors |= leaves(kept, f"client.{client}")
-        return tensors, None
+        return tensors | self._stage_tensors(), None
+
+    def _stage_tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for phase, own in (self.stages or {}).items():
+            for client, kept in own.states.items():
+                tensors |= leaves(kept.messages, f"client.{client}.{MESSAGES}.{phase}")
+        return tensors
+
+    @property
+    def stage_forms(self) -> dict[str, Any]:
+        """How what clients keep for stages is built, by phase, for a checkpoint."""
+        stores = (self.stages or {}).items()
+        return {
+            str(phase): form_of(next(iter(own.states.values())).messages)
+            for phase, own in stores
+            if own.states
+        }
+
+    def restore_stages(self, forms: dict[str, Any], states: dict[int, dict[str, Tensor]]) -> None:
+        """From the tensors of each client that a checkpoint names after `messages`."""
+        if self.stages is None:
+            return
+        self.stages.clear()
+        for phase, form in forms.items():
+            prefix = f"{phase}."
+            named = {
+                client: {n.removeprefix(prefix): v for n, v in own.items() if n.startswith(prefix)}
+                for client, own in states.items()
+            }
+            kind = kept_type((MESSAGES,))
+            built_states = {c: kind(built(form, own)) for c, own in named.items() if own}
+            self.stages[int(phase)] = Store((MESSAGES,), built_states)
 
     def checkpointed(self, round: int) -> None:  # noqa: B027
         """Called when the checkpoint of that round is on the disk."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.parted import Parted, copy_into
+from fedminimax.blocks.trees import flat, rebuilt, tree_map
 from fedminimax.engine.debug import run_in_parts
 from fedminimax.engine.device import usable_cores
-from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.work import Executor, Result, Work
 
 

@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.trees import built, form_of, grown, leaves
 from fedminimax.engine.ask import Asking
 from fedminimax.engine.checkpoint import CheckpointError
 from fedminimax.engine.device import chance
 from fedminimax.engine.disk_store import DiskStore
 from fedminimax.engine.folder import RunFolder, environment
 from fedminimax.engine.profile import Profile, untimed
-from fedminimax.engine.round import Federation, State, play_round, play_rounds
+from fedminimax.engine.round import Federation, State, play_rounds, play_watched
 from fedminimax.engine.store import ClientStore
-from fedminimax.engine.trees import grown, leaves
-from fedminimax.engine.work import Executor, kept_type
-from fedminimax.metrics.optimality import DRIFT, Drift, measure
+from fedminimax.engine.work import MESSAGES, Executor, kept_type
+from fedminimax.messages.stage import Held
+from fedminimax.metrics.optimality import DRIFT, measure
 from fedminimax.types import Cost, NonFiniteError, Point
 
 MOST_SECONDS = 0.2  # in which nobody can interrupt a run or sees how far it is
@@ -88,7 +89,7 @@ class Trainer:
         self.evaluated = [s for s in ("validation", "test") if s in splits] or ["train"]
         self.history: list[dict[str, Any]] = []
         self.best: Best | None = None
-        self.drift: Drift | None = None  # of the round just played
+        self.drift: dict[str, float] | None = None  # found in the round just played
         self.waited = 0  # evaluations since the best one
         self._together = 1  # rounds at once, at most
         self.outcome = FINISHED
@@ -182,10 +183,7 @@ class Trainer:
             self.state = play_rounds(*common, min(self._together, self._until_due() - watched))
             self._pace(self.state.round - before, time.perf_counter() - begun)
             return
-        self.drift = Drift(self.point)
-        self.state = play_round(*common, self.drift)
-        # What the watching adds to the replies is not training.
-        self.state = self.state._replace(cost=self.state.cost + Cost(bytes_up=-self.drift.bytes))
+        self.state, self.drift = play_watched(*common)
 
     def _pace(self, played: int, seconds: float) -> None:
         """As many rounds at once as can be, and as nobody has to wait for."""
@@ -243,8 +241,8 @@ class Trainer:
             record["optimality"] = measure(self.plan.measures, problem, self.point, ask)
             asked += ask.cost
         if self.drift is not None:
-            record["optimality"] |= self.drift.found
-            asked += Cost(bytes_up=self.drift.bytes)
+            asked += Cost(bytes_up=int(self.drift.pop("bytes")))
+            record["optimality"] |= self.drift
         record["evaluation_bytes"] = asked.bytes_up + asked.bytes_down
         record["evaluation_gradients"] = asked.gradients
         record["evaluation_rows"] = asked.rows
@@ -294,7 +292,12 @@ class Trainer:
     def _save_checkpoint(self, folder: RunFolder) -> None:
         tensors, elsewhere = self.store.checkpoint()
         tensors = self.federation.crew.gathered(tensors) | dict(leaves(self.state.server, "server"))
+        held = {str(phase): own for phase, own in self.state.held.items()}
+        for phase, own in held.items():
+            tensors |= leaves(own, f"held.{phase}")
         about = self._about() | ({} if elsewhere is None else {"clients": elsewhere})
+        about["held"] = {phase: form_of(own) for phase, own in held.items()}
+        about["stages"] = self.store.stage_forms
         folder.save_checkpoint(self.state.round, tensors | self._best_tensors(), about)
         self.store.checkpointed(self.state.round)
 
@@ -337,14 +340,25 @@ class Trainer:
             parts.setdefault(owner, {})[rest] = value
         # A field that is a tuple without entries is not in a checkpoint.
         server = self.state.server._replace(**grown(parts.pop("server")))
-        self.state = State(about["round"], about["iteration"], server, Cost(*about["cost"]))
-        kind = kept_type(self.store.fields)
-        kept = {
-            int(owner.removeprefix("client ")): kind(**grown(fields))
-            for owner, fields in parts.items()
-            if owner != "best" and self.federation.crew.owns(int(owner.removeprefix("client ")))
+        held = {
+            int(phase): Held(*built(form, parts.get("held", {}), phase))
+            for phase, form in about["held"].items()
         }
+        cost = Cost(*about["cost"])
+        self.state = State(about["round"], about["iteration"], server, cost, held)
+        kind, kept, stages = kept_type(self.store.fields), {}, {}
+        for owner, fields in parts.items():
+            number = owner.removeprefix("client ")
+            if number == owner or not self.federation.crew.owns(int(number)):
+                continue
+            own = {n: v for n, v in fields.items() if not n.startswith(f"{MESSAGES}.")}
+            if own:
+                kept[int(number)] = kind(**grown(own))
+            stages[int(number)] = {
+                n.removeprefix(f"{MESSAGES}."): v for n, v in fields.items() if n not in own
+            }
         self._restore_clients(kept, about.get("clients"))
+        self.store.restore_stages(about["stages"], stages)
         self.best = best_of(tensors, about)
         self.waited, self.outcome = about["waited"], about["outcome"]
         self.begun = time.perf_counter() - about["seconds"]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedminimax.blocks.trees import flat, rebuilt, tree_map
 from fedminimax.engine.debug import Debug
 from fedminimax.engine.device import threads
-from fedminimax.engine.trees import flat, rebuilt, tree_map
 from fedminimax.engine.work import Executor, Result, Work, at_step, begin, finish, step
 from fedminimax.types import Clock, Draw
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -15,10 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedminimax.blocks.parted import whole as in_one_piece
+from fedminimax.blocks.trees import leaves, tree_map
 from fedminimax.data.batches import Draws
 from fedminimax.engine.profile import untimed
-from fedminimax.engine.trees import leaves, tree_map
+from fedminimax.messages.stage import Held, Messages, bytes_of
 from fedminimax.types import Clock, Draw, Phase, Problem, whole
+
+MESSAGES = "messages"  # the field of what a client keeps for the stages of its messages
 
 
 class ClientError(RuntimeError):
@@ -46,6 +50,8 @@ class Work:
     cohort: np.ndarray
     steps: np.ndarray
     weights: Tensor  # of the clients in the mean; those of a whole cohort sum to one
+    messages: Messages = field(default_factory=Messages)
+    held: Held = field(default_factory=Held)  # what the server keeps for the phase's messages
 
     @cached_property
     def down(self) -> Any:
@@ -91,6 +97,7 @@ class Exchanged(NamedTuple):
     bytes_up: int
     bytes_down: int
     bad: str | None  # the name of a field that is not finite
+    held: Held = Held()
 
 
 class Executor(ABC):
@@ -115,14 +122,21 @@ class Executor(ABC):
         with self.part("local steps"):
             up, kept = self.run(work)
         with self.part("averaging"):
-            average = mean(up, work.weights)
+            arrived, held = work.messages.reduce(work.held, work.down, up, work.weights, work.clock)
         with self.part("server step"):
+            average, held = work.messages.at_server(held, arrived, work.clock)
             new = work.phase.aggregate(work.problem, work.server, average, work.clock)
-        down = bytes_of(work.down) * len(work.cohort)
-        # What is kept and also sent has a part in the average, which tells of it; and what clients
-        # have kept as it was, has been looked at before.
-        bad = bad_field(average, new, kept, known=(up, work.kept))
-        return Exchanged(new, kept, bytes_of(up), down, bad)
+        count = len(work.cohort)
+        down, sent = bytes_of(work.down) * count, work.messages.bytes(arrived) * count
+        # What is kept and also sent has a part in the average, which tells of it, if it is one; and
+        # what clients have kept as it was, has been looked at before.
+        known = (up, work.kept) if work.messages.reducer.linear else work.kept
+        bad = bad_field(arrived, average, new, kept, up, known=known)
+        return Exchanged(new, kept, sent, down, bad, held)
+
+    def first_held(self, work: Work) -> Held:
+        """What the server keeps at first for the messages of a phase."""
+        return first_states(work)[1]
 
     def repeat(self, work: Work, clocks: Clock) -> Exchanged | None:
         """The phase once for each of the stacked times, in rounds that differ in nothing else but
@@ -145,21 +159,51 @@ def at(clocks: Clock, number: int) -> Clock:
     return Clock(*(numbers[number] for numbers in clocks))
 
 
-def begin(work: Work, kept: Any, clock: Clock) -> Any:
-    return work.phase.receive(work.down, kept, clock)
+class Running(NamedTuple):
+    """A client in the middle of a phase."""
+
+    client: Any  # the method's
+    messages: tuple  # what it keeps for the stages of its messages
 
 
-def step(work: Work, client: Any, draw: Draw, clock: Clock) -> Any:
-    return work.phase.local_step(work.problem, work.down, client, draw, clock)
+def begin(work: Work, kept: Any, clock: Clock) -> Running:
+    messages = ()
+    if MESSAGES in kept._fields:  # which are no business of the method's
+        *own, messages = kept
+        kept = kept_type(kept._fields[:-1])(*own)
+    return Running(work.phase.receive(work.down, kept, clock), messages)
 
 
-def finish(work: Work, client: Any, clock: Clock) -> Result:
-    up, client = work.phase.send(work.down, client, clock)
-    return Result(up, keeping(work.leave, client))
+def step(work: Work, running: Running, draw: Draw, clock: Clock) -> Running:
+    client = work.phase.local_step(work.problem, work.down, running.client, draw, clock)
+    return Running(client, running.messages)
 
 
-def keeping(kind: Any, client: Any) -> Any:
-    return kind(*(getattr(client, field) for field in kind._fields))
+def finish(work: Work, running: Running, clock: Clock) -> Result:
+    up, client = work.phase.send(work.down, running.client, clock)
+    messages = running.messages
+    if work.messages.stages:
+        ended, up = tree_map(in_one_piece, (running.client, up))
+        up, messages = work.messages.at_client(work.down, ended, up, messages, clock)
+    return Result(up, keeping(work.leave, client, messages))
+
+
+def first_states(work: Work) -> tuple[tuple, Held]:
+    """What a client and the server keep at first for the messages of a phase: of the form that
+    follows from one step of the first client."""
+    clock, draws = work.client_clock(0), work.draws
+    running = begin(work, work.client_kept(0), clock)
+    for number in range(min(1, int(work.steps[0]))):
+        draw = draws.client(0, number, work.problem.depth)
+        running = step(work, running, draw, at_step(clock, number))
+    up, _ = work.phase.send(work.down, running.client, clock)
+    client, up = tree_map(in_one_piece, (running.client, up))
+    return work.messages.init(work.down, client, up, clock)
+
+
+def keeping(kind: Any, client: Any, messages: tuple = ()) -> Any:
+    """Of a client, the fields that are kept."""
+    return kind(*(messages if f == MESSAGES else getattr(client, f) for f in kind._fields))
 
 
 def at_step(clock: Clock, number: int | Tensor) -> Clock:
@@ -170,17 +214,6 @@ def at_step(clock: Clock, number: int | Tensor) -> Clock:
 def stack(values: Sequence[Any]) -> Any:
     """The values of single clients as one, in client order."""
     return tree_map(lambda *tensors: torch.stack(tensors), *values)
-
-
-def mean(up: Any, weights: Tensor) -> Any:
-    """The weighted mean over clients of each field."""
-    return tree_map(lambda field: weighted(field, weights), up)
-
-
-def weighted(field: Tensor, weights: Tensor) -> Tensor:
-    # One pass over the rows, which may be long.
-    rows = field if field.dim() == 1 else field.flatten(1)
-    return (weights.to(field) @ rows).reshape(field.shape[1:])
 
 
 def bad_field(*values: Any, known: Any = ()) -> str | None:
@@ -198,7 +231,3 @@ def bad_field(*values: Any, known: Any = ()) -> str | None:
 def _finite(tensor: Tensor) -> bool:
     # The sum takes half the time, and tells of all that is wrong; it may be too large itself.
     return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
-
-
-def bytes_of(values: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in leaves(values))

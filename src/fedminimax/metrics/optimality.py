@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedminimax.types import Ask, Clock, Phase, Point, Problem
+from fedminimax.types import Ask, Point, Problem
 
 
 class Full:
@@ -216,56 +215,6 @@ def client_drift(points: Tensor, weights: Tensor) -> float:
     """
     share = (weights / weights.sum()).to(points.dtype)
     return float((share @ (points - share @ points).square().sum(1)).sqrt())
-
-
-class Ends(NamedTuple):
-    """What a watched client sends: its reply, and how far its point has moved in the round."""
-
-    up: Any
-    moves: tuple[Tensor, ...]  # of x, and of y
-    squares: Tensor  # their squared lengths
-
-
-class Drift:
-    """Watches one round: how far apart the clients' points are when they have taken their steps.
-
-    `watched` wraps the phases of the round, whose training it does not change; afterwards `found`
-    holds drift_x and drift_y: the root of the weighted mean of |x_k - mean|^2, and the same for y,
-    as `client_drift` has it. It is that of the phase in which clients are furthest apart, weighted
-    as the phase's mean is. The server learns means only: of x_k - x and of |x_k - x|^2, with x its
-    own point when the round began. `bytes` is what that adds to what travels up. In a level-wise
-    synchronisation a client sends where it moves next; compared is its x before that last move.
-    """
-
-    def __init__(self, point: Point):
-        self.point = point
-        self.found: dict[str, float] = {}
-        self.bytes = 0
-
-    def watched(self, phases: Sequence[Phase]) -> tuple[Phase, ...]:
-        return tuple(
-            phase._replace(
-                send=partial(self._send, phase.send),
-                aggregate=partial(self._aggregate, phase.aggregate),
-            )
-            for phase in phases
-        )
-
-    def _send(self, send: Callable[..., Any], down: Any, client: Any, clock: Clock) -> Any:
-        up, kept = send(down, client, clock)
-        ends = zip(self.point, (getattr(client, name, None) for name in Point._fields), strict=True)
-        # In a phase that does not move a player a client need not have it.
-        moves = tuple(start[:0] if end is None else end - start for start, end in ends)
-        return Ends(up, moves, torch.stack([move.square().sum() for move in moves])), kept
-
-    def _aggregate(self, aggregate: Callable[..., Any], problem, server, mean: Ends, clock) -> Any:
-        added = (*mean.moves, mean.squares)
-        self.bytes += int(clock.replies) * sum(v.numel() * v.element_size() for v in added)
-        for player, move, square in zip(Point._fields, mean.moves, mean.squares, strict=True):
-            apart = float((square - move.square().sum()).clamp(min=0).sqrt())
-            name = f"drift_{player}"
-            self.found[name] = max(self.found.get(name, 0.0), apart)
-        return aggregate(problem, server, mean.up, clock)
 
 
 def _gap(full: Full, point: Point) -> dict[str, Any]:

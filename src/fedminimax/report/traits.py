@@ -16,10 +16,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor, nn
 
+from fedminimax.blocks.trees import leaves
 from fedminimax.data.clients import Clients
 from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.store import Store
-from fedminimax.engine.trees import leaves
 from fedminimax.engine.vectorised import Vectorised
 from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy
 from fedminimax.types import Algorithm, Batch, Cost, Point, Problem

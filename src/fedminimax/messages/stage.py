@@ -1,0 +1,235 @@
+"""What happens to a message between a client's `send` and the server's `aggregate`.
+
+A `Stage` changes what a client sends, and undoes at the server what must be undone after the
+reduction. A `Reducer` makes one value of the replies. `Messages` composes them: it is a value, set
+up once for a run, so that every executor and every site applies the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedminimax.blocks.trees import leaves, tree_map
+from fedminimax.types import Clock
+
+
+def bytes_of(values: Any) -> int:
+    """The bytes of all tensors in a value."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in leaves(values))
+
+
+def update(down: Any, up: Any) -> Any:
+    """Each field of a reply, less what the server sent down under the same name and shape.
+
+    A field that the server did not send down is an update as it is.
+    """
+    return up._make(_less(getattr(down, name, None), getattr(up, name)) for name in up._fields)
+
+
+def _less(sent: Any, field: Any) -> Any:
+    alike = isinstance(sent, Tensor) and isinstance(field, Tensor) and sent.shape == field.shape
+    return field - sent if alike else field
+
+
+def add_update(down: Any, change: Any) -> Any:
+    """The reply that such an update belongs to: the inverse of `update`."""
+    return change._make(
+        _plus(getattr(down, name, None), getattr(change, name)) for name in change._fields
+    )
+
+
+def _plus(sent: Any, field: Any) -> Any:
+    alike = isinstance(sent, Tensor) and isinstance(field, Tensor) and sent.shape == field.shape
+    return sent + field if alike else field
+
+
+def norm(value: Any) -> Tensor:
+    """The Euclidean norm of all numbers of a value together."""
+    squares = [tensor.square().sum() for _, tensor in leaves(value) if tensor.is_floating_point()]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+
+
+def shrink(value: Any, bound: float) -> Any:
+    """The value, scaled down to this norm if it is longer."""
+    length = norm(value)
+    factor = torch.where(length > bound, bound / length, torch.ones_like(length))
+    return tree_map(lambda t: t * factor.to(t) if t.is_floating_point() else t, value)
+
+
+class Stage:
+    """One step of a message's way. Stages are frozen dataclasses of settings with pure functions.
+
+    Rounding what travels, in full:
+
+    >>> @dataclass(frozen=True)
+    ... class Round(Stage):
+    ...     digits: int = 2
+    ...     def at_client(self, down, client, up, kept, clock):
+    ...         return tree_map(lambda field: field.round(decimals=self.digits), up), kept
+    >>> up, _ = Round().at_client(None, None, (torch.tensor([0.123]),), (), Clock.at())
+    >>> up
+    (tensor([0.1200]),)
+    """
+
+    def init_client(self, up: Any) -> Any:
+        """What a client keeps for this stage between its rounds. `up` has the form of a reply."""
+        return ()
+
+    def init_server(self, up: Any) -> Any:
+        """What the server keeps for this stage; it is part of every checkpoint."""
+        return ()
+
+    def at_client(
+        self, down: Any, client: Any, up: Any, kept: Any, clock: Clock
+    ) -> tuple[Any, Any]:
+        """What travels in place of `up`, and what the client keeps.
+
+        down: what the server sent. client: the method's client state after its local steps.
+        """
+        return up, kept
+
+    def at_server(self, state: Any, mean: Any, clock: Clock) -> tuple[Any, Any]:
+        """The reduced reply in the form that `up` had before this stage, and the new state."""
+        return mean, state
+
+    def bytes(self, up: Any) -> int:
+        """How many bytes one client's message takes, as this stage sends it."""
+        return bytes_of(up)
+
+
+class Reducer:
+    """Makes one value of the replies of a cohort.
+
+    A linear one is a weighted sum: groups of clients, processes and compiled rounds each add up
+    their own part. One that is not linear gets all replies in one place.
+    """
+
+    linear: ClassVar[bool] = False
+
+    def init_server(self, up: Any) -> Any:
+        """What the server keeps for the reducer; it is part of every checkpoint."""
+        return ()
+
+    def reduce(
+        self, state: Any, down: Any, ups: Any, weights: Tensor, clock: Clock
+    ) -> tuple[Any, Any]:
+        """The reduced reply, and the new state. Each field of `ups` has a first dimension of
+        clients, and `weights`, one per client, sum to one."""
+        raise TypeError(f"{type(self).__name__} does not say how it reduces: add reduce")
+
+
+@dataclass(frozen=True)
+class Mean(Reducer):
+    """The weighted mean, which the methods are written for."""
+
+    linear: ClassVar[bool] = True
+
+    def reduce(
+        self, state: Any, down: Any, ups: Any, weights: Tensor, clock: Clock
+    ) -> tuple[Any, Any]:
+        return mean(ups, weights), state
+
+
+def mean(ups: Any, weights: Tensor) -> Any:
+    """The weighted mean over clients of each field."""
+    return tree_map(lambda field: weighted(field, weights), ups)
+
+
+def weighted(field: Tensor, weights: Tensor) -> Tensor:
+    # One pass over the rows, which may be long.
+    rows = field if field.dim() == 1 else field.flatten(1)
+    return (weights.to(field) @ rows).reshape(field.shape[1:])
+
+
+class Held(NamedTuple):
+    """What the server keeps for the messages of one phase."""
+
+    stages: tuple[Any, ...] = ()
+    reducer: Any = ()
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The stages of a run's messages, in the order in which a client applies them, and the reducer.
+
+    >>> from fedminimax.messages import Clip, Median
+    >>> Messages.of([Clip(1.0), Median()])
+    Messages(stages=(Clip(norm=1.0, dual_norm=None),), reducer=Median())
+    """
+
+    stages: tuple[Stage, ...] = ()
+    reducer: Reducer = Mean()
+
+    @staticmethod
+    def of(given: Messages | Sequence[Stage | Reducer] | None) -> Messages:
+        """From a list of stages; a reducer, if there is one, stands last."""
+        if isinstance(given, Messages):
+            return given
+        parts = list(given or ())
+        last = parts[-1] if parts else None
+        reducer = last if isinstance(last, Reducer) else Mean()
+        others = parts[:-1] if reducer is last else parts
+        stages = tuple(part for part in others if isinstance(part, Stage))
+        if len(stages) < len(others):
+            wrong = next(part for part in others if not isinstance(part, Stage))
+            raise ValueError(
+                f"messages has {wrong!r}; give stages such as Clip(1.0), and last at most one "
+                "reducer such as Median()"
+            )
+        return Messages(stages, reducer)
+
+    def then(self, stage: Stage) -> Messages:
+        return replace(self, stages=(*self.stages, stage))
+
+    @property
+    def keeps(self) -> bool:
+        """Do clients keep anything for a stage?"""
+        return any(type(stage).init_client is not Stage.init_client for stage in self.stages)
+
+    def init(self, down: Any, client: Any, up: Any, clock: Clock) -> tuple[tuple, Held]:
+        """What a client and the server keep at first, for replies like this one."""
+        kept, states = [], []
+        for stage in self.stages:
+            form = tree_map(torch.zeros_like, up)
+            kept.append(stage.init_client(form))
+            states.append(stage.init_server(form))
+            up, _ = stage.at_client(down, client, up, kept[-1], clock)
+        return tuple(kept), Held(
+            tuple(states), self.reducer.init_server(tree_map(torch.zeros_like, up))
+        )
+
+    def at_client(
+        self, down: Any, client: Any, up: Any, kept: tuple, clock: Clock
+    ) -> tuple[Any, tuple]:
+        """What travels, and what the client keeps."""
+        new = []
+        for stage, own in zip(self.stages, kept or [()] * len(self.stages), strict=True):
+            up, own = stage.at_client(down, client, up, own, clock)
+            new.append(own)
+        return up, tuple(new)
+
+    def reduce(
+        self, held: Held, down: Any, ups: Any, weights: Tensor, clock: Clock
+    ) -> tuple[Any, Held]:
+        """The reduced message of a whole cohort, as it arrived."""
+        found, state = self.reducer.reduce(held.reducer, down, ups, weights, clock)
+        return found, held._replace(reducer=state)
+
+    def at_server(self, held: Held, arrived: Any, clock: Clock) -> tuple[Any, Held]:
+        """What the method's `aggregate` gets, of a reduced message."""
+        new = []
+        stages = zip(reversed(self.stages), reversed(held.stages), strict=True)
+        for stage, state in stages:
+            arrived, state = stage.at_server(state, arrived, clock)
+            new.append(state)
+        return arrived, held._replace(stages=tuple(reversed(new)))
+
+    def bytes(self, up: Any) -> int:
+        """What one client's message takes on its way: as its last stage sends it."""
+        own = [stage for stage in self.stages if type(stage).bytes is not Stage.bytes]
+        return own[-1].bytes(up) if own else bytes_of(up)
