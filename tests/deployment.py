@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -22,9 +23,22 @@ from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.simulate import Run
 from fedminimax.engine.store import Store
 from fedminimax.experiment import build, run_experiment
+from fedminimax.messages import STAGES, Stage
 from fedminimax.types import Point
 
 ROOT = Path(__file__).parents[1]
+
+
+def stage_of_the_page() -> type[Stage]:
+    """The stage that docs/adding_a_stage.md writes."""
+    page = (ROOT / "docs" / "adding_a_stage.md").read_text()
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(re.findall(r"```python\n(.*?)\n\n\nproblem = ", page, re.DOTALL)[0], names)
+    return names["Grid"]
+
+
+# As a file of each machine would allow it.
+STAGES.setdefault("grid", stage_of_the_page())
 SITES = ("cleveland", "hungary", "switzerland", "va")
 HEART = {"name": "heart"}
 NETWORK = {"name": "mlp", "hidden": [4]}
@@ -35,9 +49,16 @@ SHORT = {"local_steps": 2}
 RUN = {"batch_size": 4, "dtype": "float64", "executor": "debug", "evaluate_every": 100}
 
 
-def experiment(data: dict, problem: str | dict, method: dict, **run: Any) -> Experiment:
+def experiment(
+    data: dict,
+    problem: str | dict,
+    method: dict,
+    messages: dict | None = None,
+    **run: Any,
+) -> Experiment:
     problem = {"name": problem} if isinstance(problem, str) else problem
     table = {"data": data, "problem": problem, "method": method, "run": RUN | run}
+    table["messages"] = messages or {}
     if data == HEART:
         table |= {"model": NETWORK, "split": {"positive_share": 0.2}}
     return Experiment.from_table(table)
@@ -62,6 +83,21 @@ EXPERIMENTS = {
     ),
     # what clients keep, on a problem that costs nothing
     "controls": experiment(QUADRATIC, "quadratic", {"name": "codasca", **SHORT}, rounds=5),
+    # stages that sites keep something for, and a reducer for which the server does
+    "stages": experiment(
+        LEVELS,
+        TWO_LEVELS,
+        {"name": "fed_dr_scgd", "sync": "levelwise", **SHORT},
+        {"clip": 0.5, "grid": 0.001, "reduce": {"name": "centred_clipping", "radius": 0.5}},
+        rounds=4,
+    ),
+    "robust": experiment(
+        HEART,
+        "auc",
+        {"name": "codasca", "lr": 0.5, "local_steps": 2},
+        {"clip": {"norm": 1.0, "dual_norm": 0.1}, "reduce": "median"},
+        rounds=3,
+    ),
     # a cohort that its server draws, perhaps the same site twice, and another in its second phase
     "drfa": experiment(HEART, "cross_entropy", {"name": "drfa", **SHORT}, rounds=4, cohort=3),
 }

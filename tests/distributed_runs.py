@@ -19,12 +19,14 @@ from rows import Row, labelled
 from torch import nn
 
 from fedminimax import cli
+from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.engine import round as round_module
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.distributed import joined, leave, rank
 from fedminimax.engine.simulate import Run, simulate
+from fedminimax.messages import CentredClipping, Clip
 from fedminimax.problems.cross_entropy import CrossEntropy
 
 FAULTY_ROUND = 7
@@ -35,10 +37,12 @@ def normalised() -> CrossEntropy:
     return CrossEntropy(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
 
 
+STAGED = Row("stages", Codasca(lr=0.1, local_steps=2))
 ROWS = (
     *{type(row.algorithm): row for row in reversed(table.ROWS)}.values(),
     *(row for row in table.ROWS if row.name in ("codasca-growth", "scgdam-auc", "scgdam-levels-3")),
     Row("batch-norm", FedAvg(lr=0.1), normalised, labelled),
+    STAGED,
     Row("diverging", LocalSGDA(1e200, 1e200, local_steps=3)),
 )
 
@@ -49,6 +53,9 @@ def options_of(row: Row) -> dict[str, Any]:
     if row.algorithm.partial:
         options["cohort"] = 2
     depth = row.problem().depth
+    if row.name == STAGED.name:
+        options["messages"] = [Clip(0.5), CentredClipping(1.0)]
+        return options
     return {**options, "measures": ("grad_x", "drift") if depth == 1 else ("drift",)}
 
 

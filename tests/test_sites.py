@@ -48,6 +48,7 @@ from fedminimax.engine.sites import Counted, Remote, Shadow, SiteFederation
 from fedminimax.engine.store import Store
 from fedminimax.engine.wire import Message
 from fedminimax.experiment import load, run_experiment
+from fedminimax.messages import Clip, Messages
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.fair import Fair
 from fedminimax.problems.maml import MAML
@@ -86,6 +87,17 @@ def test_measures_are_those_of_the_simulator_without_what_only_it_sees(tmp_path)
     assert again.module()(torch.zeros(1, 22, dtype=torch.float64)).shape == (1, 1)
 
 
+def test_a_site_whose_file_says_otherwise_refuses_the_stages_of_an_experiment(tmp_path):
+    which = EXPERIMENTS["robust"]
+    strict = site_file(SITES[0], tmp_path, data_of(which), messages=Messages((Clip(0.5),)))
+    handlers = {**in_process(which, tmp_path).handlers, SITES[0]: Site(strict).handle}
+    with pytest.raises(SiteFailedError, match=r"agree on one \[messages\]"):
+        deployed(which, InProcess(handlers), tmp_path)
+    agreed = site_file(SITES[0], tmp_path, data_of(which), messages=which.messages)
+    handlers[SITES[0]] = Site(agreed).handle
+    assert deployed(which, InProcess(handlers), tmp_path).outcome == "finished"
+
+
 class Unreliable(InProcess):
     """Sites that fail as `trouble(number of the call, site, handler, message)` says."""
 
@@ -108,7 +120,7 @@ def phase_of(content):
 
 
 # Calls between two deaths of the server: all of the set-up, and then every phase of a round.
-GAPS = {"controls": (1, 2, 3, 4, 5), "levelwise": (8, 9, 7, 8, 9, 10)}
+GAPS = {"controls": (1, 2, 3, 4, 5), "stages": (8, 9, 7, 8, 9, 10)}
 
 
 @pytest.mark.parametrize("name", GAPS)
@@ -135,7 +147,7 @@ def test_a_server_killed_in_any_call_goes_on_to_the_same_end(name, when, tmp_pat
     assert_same(run.point, reference(name))
 
 
-@pytest.mark.parametrize("name", ["controls", "levelwise", "sagda"])
+@pytest.mark.parametrize("name", ["controls", "stages", "sagda"])
 def test_a_site_killed_before_or_after_any_reply_goes_on_to_the_same_end(name, tmp_path):
     which = EXPERIMENTS[name]
     files = {n: site_file(n, tmp_path, data_of(which)) for n in SITES}

@@ -44,6 +44,15 @@ from fedminimax.data.clients import Clients, Ranges
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.estimator import FederatedClassifier
 from fedminimax.experiment import load, resume
+from fedminimax.messages import (
+    CentredClipping,
+    Clip,
+    Median,
+    Messages,
+    Reducer,
+    Stage,
+    TrimmedMean,
+)
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.compositional_auc import CompositionalAUC
 from fedminimax.problems.cross_entropy import CrossEntropy
@@ -83,7 +92,9 @@ __all__ = [
     "AdaFGDA",
     "Algorithm",
     "Batch",
+    "CentredClipping",
     "Clients",
+    "Clip",
     "Clock",
     "Coda",
     "CodaPlus",
@@ -115,6 +126,8 @@ __all__ = [
     "LocalSGDAPlus",
     "LocalSGDM",
     "LocalSGDMRL",
+    "Median",
+    "Messages",
     "Minimax",
     "Phase",
     "Point",
@@ -123,13 +136,16 @@ __all__ = [
     "Quadratic",
     "Ranges",
     "RatioLoss",
+    "Reducer",
     "Robust",
     "Run",
     "Scaffold",
     "SmoothedAGDA",
     "SmoothedGDA",
+    "Stage",
     "Stagewise",
     "StepDecay",
+    "TrimmedMean",
     "WeightedCrossEntropy",
     "ball",
     "load",

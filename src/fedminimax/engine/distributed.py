@@ -37,7 +37,15 @@ from fedminimax.engine.ask import SimulatedAsk
 from fedminimax.engine.crew import Crew
 from fedminimax.engine.device import usable_cores
 from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.work import Exchanged, Executor, Result, Work, bad_field, first_states
+from fedminimax.engine.work import (
+    Exchanged,
+    Executor,
+    First,
+    Result,
+    Work,
+    bad_field,
+    first_states,
+)
 from fedminimax.messages.stage import Held, bytes_of, mean
 from fedminimax.types import Cost, Problem
 
@@ -301,12 +309,14 @@ class Shared(Executor):
         up_bytes = replies * work.messages.bytes(arrived)
         return Exchanged(new, kept, up_bytes, replies * bytes_of(work.down), bad, held)
 
-    def first_held(self, work: Work) -> Held:
-        own = first_states(work)[1] if len(work.cohort) else None
+    def first(self, work: Work) -> First:
+        own = first_states(work) if len(work.cohort) else None
         told = self._peers.share("first messages", int(own is not None))
         source = next(rank for rank, numbers in enumerate(told) if numbers[0])
-        form = self._peers.told(source, json.dumps(_form(own)))
-        return Held(*_blank(json.loads(form), work.clock.round.device)) if own is None else own
+        text = json.dumps(None if own is None else [own.kind, _form(own.held)])
+        kind, form = json.loads(self._peers.told(source, text))
+        device = work.clock.round.device
+        return own or First(kind, None, Held(*_blank(form, device)))
 
     def _reduced(self, work: Work, up: Any, kept: Any) -> tuple[Any, Held, bool]:
         """The reduced replies of all clients, and whether any keeps what is not finite."""

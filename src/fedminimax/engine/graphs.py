@@ -12,8 +12,8 @@ import copy
 import hashlib
 from collections.abc import Callable, Hashable
 from dataclasses import fields, replace
-from functools import partial, reduce
-from types import FunctionType, MethodType, NoneType
+from functools import reduce
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from fedminimax.engine.groups import Group
 from fedminimax.engine.inductor import Call, Code
 from fedminimax.engine.rewrites import SMALL
 from fedminimax.engine.vectorised import Span, walk
-from fedminimax.engine.work import Exchanged, Work, bad_field
+from fedminimax.engine.work import Exchanged, Work, bad_field, hook_key
 from fedminimax.messages.stage import Held, bytes_of, weighted
 from fedminimax.types import Algorithm, Clock, Phase, Problem, whole
 
@@ -384,27 +384,10 @@ def _plain(value: Any) -> Hashable:
 
 def kind(work: Work, span: Span, given: list[Tensor]) -> tuple:
     """Equal for spans of which one graph can serve both."""
-    hooks = tuple(_same(getattr(work.phase, name)) for name in HOOKS)
+    hooks = tuple(hook_key(getattr(work.phase, name)) for name in HOOKS)
     shapes = tuple((v.shape, v.dtype) for v in given)
     about = (work.leave, span[1:], work.unequal, work.messages)
     return id(work.problem), hooks, about, shapes
-
-
-def _same(value: Any) -> Hashable:
-    """Equal for hooks that do the same. Functions are made anew for each round; their instructions
-    and what they hold are not."""
-    if isinstance(value, MethodType):
-        return value.__func__, _same(value.__self__)
-    if isinstance(value, partial):
-        named = tuple(sorted(value.keywords.items()))
-        return _same(value.func), _same(value.args), _same(named)
-    if isinstance(value, FunctionType):
-        held = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        named = tuple(sorted((value.__kwdefaults__ or {}).items()))
-        return value.__code__, _same(held), _same(value.__defaults__), _same(named)
-    if isinstance(value, tuple):
-        return type(value), *map(_same, value)
-    return value if isinstance(value, str | int | float | NoneType) else id(value)
 
 
 def _rates(work: Work) -> tuple[Tensor, ...]:

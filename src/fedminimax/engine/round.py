@@ -3,7 +3,7 @@ aggregate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,8 +22,10 @@ from fedminimax.engine.work import (
     ClientError,
     Exchanged,
     Executor,
+    First,
     Work,
     first_states,
+    hook_key,
     keeping,
     kept_type,
     stack,
@@ -48,6 +50,7 @@ class Federation:
     cohort: int
     crew: Crew
     messages: Messages = field(default_factory=Messages)
+    met: dict[Hashable, First] = field(default_factory=dict)  # by kind of phase
 
     @staticmethod
     def of(
@@ -183,7 +186,7 @@ class State(NamedTuple):
     iteration: int
     server: Any
     cost: Cost
-    held: Mapping[int, Held] = {}  # what the server keeps for the messages of each phase
+    held: Mapping[str, Held] = {}  # what the server keeps, for each kind of messages
 
 
 @torch.no_grad()  # or a parameter in a user's loss would keep the history of the whole run
@@ -221,14 +224,13 @@ def play_round(
         shares = federation.shares(phase, cohort)
         about = (federation.problem, phase, server, kept, leave, draws, clock)
         work = Work(*about, mine, steps[own], shares[own])
-        if phase.cohort != "auxiliary":  # whose rows are at the server: nothing travels
-            work = replace(work, messages=federation.messages)
-            work = with_states(work, held.get(number), store, executor)
+        work = with_messages(federation, work, held, store, executor)
         done = executor.exchange(work)
         if done.bad:
             raise NonFiniteError(_not_finite(work, done.bad, crew))
         server, kept = done.server, keeping(leave, done.kept)
-        held[number] = done.held
+        if work.kind:
+            held[work.kind] = done.held
         if len(mine):
             store.save(mine, keeping(kept_type(algorithm.keep), kept))
             save_stages(store, work, done)
@@ -244,43 +246,63 @@ def play_watched(
 ) -> tuple[State, dict[str, float]]:
     """A round, and what `Drift` finds in it: drift_x, drift_y and the bytes that it adds."""
     drift = Drift(federation.algorithm.point(state.server))
-    watched = replace(federation, messages=federation.messages.then(drift))
+    messages = federation.messages.then(drift)
     before = {
-        phase: own._replace(stages=(*own.stages, drift.init_server(None)))
-        for phase, own in state.held.items()
+        kind: own._replace(stages=(*own.stages, drift.init_server(None)))
+        for kind, own in state.held.items()
     }
-    state = play_round(watched, state._replace(held=before), store, executor.eager)
-    found = [own.stages[-1] for own in state.held.values() if len(own.stages)]
-    held = {phase: own._replace(stages=own.stages[:-1]) for phase, own in state.held.items()}
+    state = play_round(
+        replace(federation, messages=messages, met={}),
+        state._replace(held=before),
+        store,
+        executor.eager,
+    )
+    found = [own.stages[-1] for own in state.held.values()]
+    held = {kind: own._replace(stages=own.stages[:-1]) for kind, own in state.held.items()}
     apart = {n: max(float(getattr(f, n)) for f in found) for n in ("drift_x", "drift_y")}
     return state._replace(held=held), {**apart, "bytes": sum(float(f.bytes) for f in found)}
 
 
-def with_states(work: Work, held: Held | None, store: ClientStore, executor: Executor) -> Work:
-    """The phase, with what clients and the server keep for its messages."""
-    if work.messages == Messages():
+def with_messages(
+    federation: Federation,
+    work: Work,
+    held: Mapping[str, Held],
+    store: ClientStore,
+    executor: Executor,
+) -> Work:
+    """The phase, with the stages of its messages, and what clients and the server keep for them."""
+    messages = federation.messages
+    # The auxiliary rows are at the server: nothing travels.
+    if messages == Messages() or work.phase.cohort == "auxiliary":
         return work
-    work = replace(work, held=executor.first_held(work) if held is None else held)
-    if not work.messages.keeps or store.stages is None or not len(work.cohort):
+    work = replace(work, messages=messages)
+    hooks = work.phase.receive, work.phase.local_step, work.phase.send
+    key = int(work.clock.phase), hook_key(hooks)
+    if key not in federation.met:
+        federation.met[key] = executor.first(work)
+    kind, kept, first = federation.met[key]
+    work = replace(work, held=held.get(kind, first), kind=kind)
+    if not messages.keeps or store.stages is None or not len(work.cohort):
         return work
-    own = store.stages.setdefault(int(work.clock.phase), Store((MESSAGES,)))
+    own = store.stages.setdefault(kind, Store((MESSAGES,)))
     new = own.missing(work.cohort)
     if len(new):
-        first = kept_type((MESSAGES,))(first_states(work)[0])
-        own.save(new, stack([first] * len(new)))
-    return joined_states(work, own.load(work.cohort))
+        kept = first_states(work).kept if kept is None else kept
+        own.save(new, stack([kept_type((MESSAGES,))(kept)] * len(new)))
+    return with_kept(work, own.load(work.cohort).messages)
 
 
-def joined_states(work: Work, own: Any) -> Work:
+def with_kept(work: Work, messages: tuple) -> Work:
+    """The phase, with what clients keep for the stages of their messages, stacked."""
     kind = kept_type((*work.kept._fields, MESSAGES))
     leave = kept_type((*work.leave._fields, MESSAGES))  # type: ignore[attr-defined]
-    return replace(work, kept=kind(*work.kept, own.messages), leave=leave)
+    return replace(work, kept=kind(*work.kept, messages), leave=leave)
 
 
 def save_stages(store: ClientStore, work: Work, done: Exchanged) -> None:
-    if MESSAGES in done.kept._fields and store.stages is not None:
-        own = store.stages[int(work.clock.phase)]
-        own.save(work.cohort, keeping(kept_type((MESSAGES,)), done.kept, done.kept.messages))
+    if store.stages is not None and MESSAGES in done.kept._fields:
+        own = kept_type((MESSAGES,))(done.kept.messages)
+        store.stages[work.kind].save(work.cohort, own)
 
 
 @torch.no_grad()
@@ -317,8 +339,8 @@ def _repeated(
         draws = federation.draws(phase, cohort, state.iteration, each * count)
     leave = kept_type(algorithm.keep)
     about = (federation.problem, phase, state.server, store.load(cohort), leave, draws, clock)
-    work = Work(*about, cohort, steps, federation.shares(phase, cohort), federation.messages)
-    work = with_states(work, state.held.get(0), store, executor)
+    work = Work(*about, cohort, steps, federation.shares(phase, cohort))
+    work = with_messages(federation, work, state.held, store, executor)
     done = executor.repeat(work, clocks)
     if done is None:
         return None
@@ -326,7 +348,8 @@ def _repeated(
     save_stages(store, work, done)
     cost = state.cost + Cost(*(count * spent for spent in phase_cost(work, done)))
     ahead = state.round + count, state.iteration + count * drawn
-    return State(*ahead, done.server, cost, {**state.held, 0: done.held})
+    held = {**state.held, work.kind: done.held} if work.kind else state.held
+    return State(*ahead, done.server, cost, held)
 
 
 def _overrides(algorithm: Algorithm, *names: str) -> bool:

@@ -21,10 +21,10 @@ from fedminimax.blocks.trees import built, form_of, leaves
 from fedminimax.engine import checkpoint
 from fedminimax.engine.debug import run_client
 from fedminimax.engine.lock import alone
-from fedminimax.engine.round import Federation, joined_states, meet
+from fedminimax.engine.round import Federation, meet, with_kept
 from fedminimax.engine.store import Store
 from fedminimax.engine.wire import DIGEST, Message, in_order, numbered
-from fedminimax.engine.work import MESSAGES, Work, first_states, keeping, kept_type, stack
+from fedminimax.engine.work import Work, first_states, keeping, kept_type, stack
 from fedminimax.types import Clock, Phase
 
 WAIT = 30.0  # seconds for another process of this site to be done with a call of the same run
@@ -56,7 +56,7 @@ class State(NamedTuple):
     key: Key
     call: list[int]  # the server's number of the call that made it
     kept: Any  # the fields that the method keeps or carries
-    stages: dict[str, Any]  # what is kept for the messages of each phase
+    stages: dict[str, Any]  # what is kept for each kind of message
     reply: Message
 
 
@@ -79,7 +79,7 @@ class States:
         kept = built(about["kept"], parts["kept"])
         reply = Message(about["reply"], parts["reply"])
         stages = {
-            phase: built(form, parts["stages"], phase) for phase, form in about["stages"].items()
+            kind: built(form, parts["stages"], kind) for kind, form in about["stages"].items()
         }
         return State(Key(*about["key"]), about["call"], kept, stages, reply)
 
@@ -87,10 +87,10 @@ class States:
         """Of the others, only those to keep stay."""
         tensors = {f"reply.{name}": vector for name, vector in state.reply.vectors.items()}
         tensors |= {f"kept.{name}": vector for name, vector in leaves(state.kept)}
-        for phase, own in state.stages.items():
-            tensors |= leaves(own, f"stages.{phase}")
+        for kind, own in state.stages.items():
+            tensors |= leaves(own, f"stages.{kind}")
         about = {
-            "stages": {phase: form_of(own) for phase, own in state.stages.items()},
+            "stages": {kind: form_of(own) for kind, own in state.stages.items()},
             "key": list(state.key),
             "call": state.call,
             "kept": form_of(state.kept),
@@ -193,14 +193,13 @@ class Worker:
             federation.problem, phase, None, kept, leave, draws, clock, cohort, steps, weight
         )
         stages = {} if before is None else dict(before.stages)
-        number = str(key.phase)
-        if federation.messages.stages:
-            work = replace(work, messages=federation.messages)
-            own = stages[number] if number in stages else first_states(work)[0]
-            work = joined_states(work, kept_type((MESSAGES,))(stack([own])))
+        work = replace(work, messages=federation.messages)
+        first = first_states(work) if federation.messages.keeps else None
+        if first is not None:
+            work = with_kept(work, stack([stages.get(first.kind, first.kept)]))
         up, left = run_client(work, 0)
-        if federation.messages.stages:
-            stages[number] = left.messages
+        if first is not None:
+            stages[first.kind] = left.messages
         told = self._about("phase") | key._asdict()
         reply = Message(told, dict(leaves(up)))
         return State(key, about["call"], keeping(leave, left), stages, reply)

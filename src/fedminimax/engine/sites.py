@@ -19,22 +19,21 @@ from fedminimax.engine.ask import Asking
 from fedminimax.engine.call import LeftOutError, SiteFailedError, Sites
 from fedminimax.engine.debug import run_client
 from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.round import Federation, at_the_server, joined_states, meet
+from fedminimax.engine.round import Federation, at_the_server, meet, with_kept
 from fedminimax.engine.store import Store
 from fedminimax.engine.trainer import Plan, Trainer
 from fedminimax.engine.wire import DIGEST, Message, as_json, in_order, numbered
 from fedminimax.engine.work import (
-    MESSAGES,
     Exchanged,
     Executor,
+    First,
     Result,
     Work,
     first_states,
     keeping,
-    kept_type,
     stack,
 )
-from fedminimax.messages.stage import Held, Messages
+from fedminimax.messages.stage import Messages
 from fedminimax.types import Batch, Clock, Cost, NonFiniteError, Problem
 
 T = TypeVar("T")
@@ -56,7 +55,7 @@ class Shadow:
         self._number = np.array([0])
         self._found: dict[Any, Result] = {}
         self._kept: Any = None
-        self.held = Held()
+        self.first: First | None = None
 
     @staticmethod
     def of(federation: Federation, columns: Sequence[tuple[Sequence[int], str]]) -> Shadow:
@@ -81,11 +80,12 @@ class Shadow:
         self._kept = found.kept
         return found.up
 
-    def first_held(self, work: Work) -> Held:
-        """What the server keeps at first for the messages of this phase."""
+    def first_of(self, work: Work) -> First:
+        """What is kept at first for the messages of this phase."""
         self._found.clear()
         self.up(work)
-        return self.held
+        assert self.first is not None
+        return self.first
 
     @property
     def batch(self) -> Batch:
@@ -101,8 +101,8 @@ class Shadow:
         draws = federation.draws(work.phase, self._number, 0, 1)
         alone = replace(work, kept=kept, draws=draws, cohort=self._number, steps=steps)
         if work.messages != Messages():
-            own, self.held = first_states(alone)
-            alone = joined_states(alone, kept_type((MESSAGES,))(stack([own])))
+            self.first = first_states(alone)
+            alone = with_kept(alone, stack([self.first.kept]))
         up, left = run_client(alone, 0)
         return Result(up, keeping(work.leave, left))
 
@@ -150,8 +150,8 @@ class Remote(Executor):
         sites.roster.found_norms[str(number)] = statistics.median(lengths[name] for name in names)
         return Result(stack([ups[k] for k in work.cohort.tolist()]), work.leave())
 
-    def first_held(self, work: Work) -> Held:
-        return self.shadow.first_held(work)
+    def first(self, work: Work) -> First:
+        return self.shadow.first_of(work)
 
     def exchange(self, work: Work) -> Exchanged:
         done = super().exchange(work)

@@ -22,8 +22,8 @@ class ClientStore(ABC):
 
     def __init__(self, fields: tuple[str, ...]):
         self.fields = fields
-        # What clients keep for the stages of their messages, by phase; None: it is not here.
-        self.stages: dict[int, Store] | None = {}
+        # What clients keep for message stages, by kind of message; None: it is not here.
+        self.stages: dict[str, Store] | None = {}
         self._cohort, self._stacked = np.zeros(0, dtype=np.int64), None
         self._ahead = False  # of the back-end, which then has older states of that cohort
 
@@ -74,18 +74,18 @@ class ClientStore(ABC):
 
     def _stage_tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
-        for phase, own in (self.stages or {}).items():
+        for kind, own in (self.stages or {}).items():
             for client, kept in own.states.items():
-                tensors |= leaves(kept.messages, f"client.{client}.{MESSAGES}.{phase}")
+                tensors |= leaves(kept.messages, f"client.{client}.{MESSAGES}.{kind}")
         return tensors
 
     @property
     def stage_forms(self) -> dict[str, Any]:
-        """How what clients keep for stages is built, by phase, for a checkpoint."""
+        """How what clients keep for stages is built, for a checkpoint."""
         stores = (self.stages or {}).items()
         return {
-            str(phase): form_of(next(iter(own.states.values())).messages)
-            for phase, own in stores
+            kind: form_of(next(iter(own.states.values())).messages)
+            for kind, own in stores
             if own.states
         }
 
@@ -94,15 +94,15 @@ class ClientStore(ABC):
         if self.stages is None:
             return
         self.stages.clear()
-        for phase, form in forms.items():
-            prefix = f"{phase}."
+        for name, form in forms.items():
+            prefix = f"{name}."
             named = {
                 client: {n.removeprefix(prefix): v for n, v in own.items() if n.startswith(prefix)}
                 for client, own in states.items()
             }
             kind = kept_type((MESSAGES,))
             built_states = {c: kind(built(form, own)) for c, own in named.items() if own}
-            self.stages[int(phase)] = Store((MESSAGES,), built_states)
+            self.stages[name] = Store((MESSAGES,), built_states)
 
     def checkpointed(self, round: int) -> None:  # noqa: B027
         """Called when the checkpoint of that round is on the disk."""

@@ -292,11 +292,10 @@ class Trainer:
     def _save_checkpoint(self, folder: RunFolder) -> None:
         tensors, elsewhere = self.store.checkpoint()
         tensors = self.federation.crew.gathered(tensors) | dict(leaves(self.state.server, "server"))
-        held = {str(phase): own for phase, own in self.state.held.items()}
-        for phase, own in held.items():
-            tensors |= leaves(own, f"held.{phase}")
+        for kind, own in self.state.held.items():
+            tensors |= leaves(own, f"held.{kind}")
         about = self._about() | ({} if elsewhere is None else {"clients": elsewhere})
-        about["held"] = {phase: form_of(own) for phase, own in held.items()}
+        about["held"] = {kind: form_of(own) for kind, own in self.state.held.items()}
         about["stages"] = self.store.stage_forms
         folder.save_checkpoint(self.state.round, tensors | self._best_tensors(), about)
         self.store.checkpointed(self.state.round)
@@ -341,8 +340,8 @@ class Trainer:
         # A field that is a tuple without entries is not in a checkpoint.
         server = self.state.server._replace(**grown(parts.pop("server")))
         held = {
-            int(phase): Held(*built(form, parts.get("held", {}), phase))
-            for phase, form in about["held"].items()
+            kind: Held(*built(form, parts.get("held", {}), kind))
+            for kind, form in about["held"].items()
         }
         cost = Cost(*about["cost"])
         self.state = State(about["round"], about["iteration"], server, cost, held)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from types import FunctionType, MethodType, NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +54,7 @@ class Work:
     weights: Tensor  # of the clients in the mean; those of a whole cohort sum to one
     messages: Messages = field(default_factory=Messages)
     held: Held = field(default_factory=Held)  # what the server keeps for the phase's messages
+    kind: str = ""  # of these messages
 
     @cached_property
     def down(self) -> Any:
@@ -134,9 +137,9 @@ class Executor(ABC):
         bad = bad_field(arrived, average, new, kept, up, known=known)
         return Exchanged(new, kept, sent, down, bad, held)
 
-    def first_held(self, work: Work) -> Held:
-        """What the server keeps at first for the messages of a phase."""
-        return first_states(work)[1]
+    def first(self, work: Work) -> First:
+        """What is kept at first for the messages of a phase."""
+        return first_states(work)
 
     def repeat(self, work: Work, clocks: Clock) -> Exchanged | None:
         """The phase once for each of the stacked times, in rounds that differ in nothing else but
@@ -188,9 +191,16 @@ def finish(work: Work, running: Running, clock: Clock) -> Result:
     return Result(up, keeping(work.leave, client, messages))
 
 
-def first_states(work: Work) -> tuple[tuple, Held]:
-    """What a client and the server keep at first for the messages of a phase: of the form that
-    follows from one step of the first client."""
+class First(NamedTuple):
+    """What is kept at first for the messages of a phase."""
+
+    kind: str  # equal for messages of one form, in one phase
+    kept: tuple | None  # by a client; None: not known in this process
+    held: Held  # by the server
+
+
+def first_states(work: Work) -> First:
+    """Of the form that follows from one step of the first client."""
     clock, draws = work.client_clock(0), work.draws
     running = begin(work, work.client_kept(0), clock)
     for number in range(min(1, int(work.steps[0]))):
@@ -198,7 +208,26 @@ def first_states(work: Work) -> tuple[tuple, Held]:
         running = step(work, running, draw, at_step(clock, number))
     up, _ = work.phase.send(work.down, running.client, clock)
     client, up = tree_map(in_one_piece, (running.client, up))
-    return work.messages.init(work.down, client, up, clock)
+    form = [int(work.clock.phase), *((n, *v.shape, str(v.dtype)) for n, v in leaves(up))]
+    kind = hashlib.blake2s(repr(form).encode(), digest_size=6).hexdigest()
+    return First(kind, *work.messages.init(work.down, client, up, clock))
+
+
+def hook_key(value: Any) -> Hashable:
+    """Equal for hooks that do the same. Functions are made anew for each round; their instructions
+    and what they hold are not."""
+    if isinstance(value, MethodType):
+        return value.__func__, hook_key(value.__self__)
+    if isinstance(value, partial):
+        named = tuple(sorted(value.keywords.items()))
+        return hook_key(value.func), hook_key(value.args), hook_key(named)
+    if isinstance(value, FunctionType):
+        held = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        named = tuple(sorted((value.__kwdefaults__ or {}).items()))
+        return value.__code__, hook_key(held), hook_key(value.__defaults__), hook_key(named)
+    if isinstance(value, tuple):
+        return type(value), *map(hook_key, value)
+    return value if isinstance(value, str | int | float | NoneType) else id(value)
 
 
 def keeping(kind: Any, client: Any, messages: tuple = ()) -> Any:

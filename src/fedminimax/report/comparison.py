@@ -148,7 +148,7 @@ class Comparison:
         if not table.get("methods"):
             raise ConfigError(f"{path} has no [methods.LABEL]: add one for each method to compare")
         self.base = {name: part for name, part in table.items() if name not in OWN}
-        sections = ("grid", *CHOICES, *FIXED)
+        sections = ("grid", *CHOICES, *FIXED, "messages")
         self.methods: dict[str, Any] = {}
         self.own: dict[str, dict[str, Any]] = {}  # sections that a method changes
         self.starts: dict[str, str] = {}  # whose run a method begins with
@@ -320,7 +320,7 @@ def _names(key: str) -> list[str]:
 
 
 def _check_sections(table: dict[str, Any]) -> None:
-    known = [*(name for name in (*CHOICES, *FIXED) if name != "method"), *OWN]
+    known = [*(name for name in (*CHOICES, *FIXED, "messages") if name != "method"), *OWN]
     for name, part in table.items():
         if name not in known:
             raise ConfigError(f"unknown section [{name}]; {suggest(name, known)}")
@@ -358,7 +358,7 @@ def _lists(where: str, lists: dict[str, Any]) -> dict[str, list]:
 
 def _is_key(name: Any) -> bool:
     section, dot, key = name.partition(".") if isinstance(name, str) else ("", "", "")
-    return bool(dot and key) and section in (*CHOICES, *FIXED)
+    return bool(dot and key) and section in (*CHOICES, *FIXED, "messages")
 
 
 def _choices(lists: dict[str, list]) -> Iterator[Change]:
