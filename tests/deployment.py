@@ -37,8 +37,9 @@ def stage_of_the_page() -> type[Stage]:
     return names["Grid"]
 
 
-# As a file of each machine would allow it.
-STAGES.setdefault("grid", stage_of_the_page())
+Grid = stage_of_the_page()
+STAGES.setdefault("grid", Grid)
+ALLOW = {"stage": {"grid": "deployment:Grid"}}  # as a file of each machine says it
 SITES = ("cleveland", "hungary", "switzerland", "va")
 HEART = {"name": "heart"}
 NETWORK = {"name": "mlp", "hidden": [4]}
@@ -110,7 +111,7 @@ def site_file(name: str, home: Path, data: dict, **options: Any) -> SiteFile:
 
 def write_site(folder: Path, data: dict) -> None:
     """The same as the file in a site's folder."""
-    sections = {"data": data, "limits": {"least_per_bin": 1, "least_rows": 1}}
+    sections = {"data": data, "limits": {"least_per_bin": 1, "least_rows": 1}, "allow": ALLOW}
     (folder / "site.toml").write_text(f'name = "{folder.name}"\n{write_toml(sections)}')
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from deployment import SITES, data_of, write_site
+from deployment import ALLOW, SITES, data_of, write_site
 
 from fedminimax.config import Experiment, write_toml
 from fedminimax.deploy.consortium import Consortium, enrol, init
@@ -80,6 +80,7 @@ class Flare:
         """What every site says of its rows."""
         for name in SITES:
             write_site(self.home / name, data)
+        (self.folder / "allow.toml").write_text(write_toml(ALLOW))
 
     def stop(self) -> None:
         for process in self.processes.values():

@@ -637,6 +637,15 @@ def go(folder: Path | None, rounds: int = 6, resume: bool = False, **options):
     return simulate(rounds=rounds, folder=folder, resume=resume, **settings)
 
 
+def test_a_file_of_another_schema_is_refused_by_its_number(tmp_path, monkeypatch):
+    file = tmp_path / "round.safetensors"
+    monkeypatch.setattr(checkpoint, "SCHEMA", 1)
+    checkpoint.write(file, {}, {})
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"has schema 1, and this version .* reads"):
+        checkpoint.read(file)
+
+
 def last_checkpoint(folder: Path) -> Path:
     return sorted((folder / "checkpoints").glob("*.safetensors"))[-1]
 

@@ -132,7 +132,9 @@ def test_no_key_leaves_the_folder_it_was_made_in_and_no_code_comes_with_a_job(fl
         assert allowed[1:] == ["fedminimax.deploy.job.RunSite"]
 
 
-@pytest.mark.parametrize("name", ["ada_fgda", "fess_gda", "local_scgdam", "fed_dr_scgd", "sagda"])
+@pytest.mark.parametrize(
+    "name", ["ada_fgda", "fess_gda", "local_scgdam", "fed_dr_scgd", "sagda", "stages"]
+)
 def test_methods_on_flare(name, flare):
     assert_same(flare.run(EXPERIMENTS[name], name), simulated(EXPERIMENTS[name]))
 

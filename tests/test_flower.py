@@ -18,6 +18,7 @@ from deployment import (
     SITES,
     assert_same,
     data_of,
+    deployed,
     make_clone,
     simulated,
     write_site,
@@ -119,6 +120,14 @@ def test_an_app_is_served_to_the_end_and_not_begun_again(grid, app, tmp_path, ca
     assert capsys.readouterr().out == "controls: round 5/5, finished\n"
     with pytest.raises(ConfigError, match="is finished: give another --name"):
         serve_app(app, FlowerTransport(grid))
+
+
+def test_message_stages_on_flower(grid, tmp_path):
+    which = EXPERIMENTS["stages"]
+    for name in SITES:
+        write_site(tmp_path / name, data_of(which))
+    run = deployed(which, FlowerTransport(grid), tmp_path)
+    assert_same(run.point, simulated(which))
 
 
 def test_a_run_that_was_ended_goes_on_when_the_app_is_run_again(grid, app, tmp_path):

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
+SCHEMA = 2  # of what is in a file; raised when a version writes or reads another content
 _KEY = "fedminimax"
 _DEEPEST = 50  # tables within tables of a message
 
@@ -23,7 +24,7 @@ class CheckpointError(ValueError):
 
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     """On failure the file that was there is untouched."""
-    write_bytes(path, pack(tensors, about))
+    write_bytes(path, pack(tensors, {**about, "schema": SCHEMA}))
 
 
 def pack(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
@@ -111,7 +112,13 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
                 raise CheckpointError(
                     f"{path} is a safetensors file, but not one that fedminimax wrote"
                 )
-            yield file, json.loads(text)
+            about = json.loads(text)
+            if about.get("schema") != SCHEMA:
+                raise CheckpointError(
+                    f"{path} has schema {about.get('schema', 1)}, and this version of fedminimax "
+                    f"reads schema {SCHEMA}: use the version that wrote it, or begin a new run"
+                )
+            yield file, about
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(
             f"{path} is damaged or cut short ({error}): delete it to go on from the checkpoint "

@@ -208,7 +208,6 @@ class Trainer:
         if moments is not None:
             tensors["moments"] = moments
         about = {
-            "format": 1,
             "identity": self.identity,
             "round": self.state.round,
             "outcome": self.outcome,
