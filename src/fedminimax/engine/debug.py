@@ -13,6 +13,7 @@ from fedminimax.engine.work import (
     bad_field,
     begin,
     finish,
+    place,
     stack,
     step,
 )
@@ -42,13 +43,6 @@ def run_in_parts(work: Work, position: int) -> Result:
         return finish(work, client, at_step(clock, steps))
     except Exception as error:
         raise ClientError(f"{place(work, position, number)}: {error}") from error
-
-
-def place(work: Work, position: int, number: int) -> str:
-    return (
-        f"round {int(work.clock.round)}, client {int(work.cohort[position])}, "
-        f"phase {int(work.clock.phase)}, step {number}"
-    )
 
 
 def find_non_finite(work: Work) -> str | None:

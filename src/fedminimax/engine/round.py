@@ -3,7 +3,7 @@ aggregate."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,9 +25,9 @@ from fedminimax.engine.work import (
     First,
     Work,
     first_states,
-    hook_key,
     keeping,
     kept_type,
+    phase_key,
     stack,
 )
 from fedminimax.messages.drift import Drift
@@ -171,6 +171,13 @@ class Federation:
     def _all_shares(self) -> Tensor:
         return self.weights / self.weights.sum()
 
+    def first_kept(self, work: Work, found: Callable[[Work], First] = first_states) -> First:
+        """What is kept at first for the messages of a phase; of each kind, found once."""
+        key = phase_key(work)
+        if key not in self.met:
+            self.met[key] = found(work)
+        return self.met[key]
+
     def draws(self, phase: Phase, cohort: np.ndarray, iteration: int, steps: int) -> Draws:
         # In a process without clients in the phase there is nothing to draw.
         if phase.data == "whole" or not len(cohort):
@@ -276,11 +283,7 @@ def with_messages(
     if messages == Messages() or work.phase.cohort == "auxiliary":
         return work
     work = replace(work, messages=messages)
-    hooks = work.phase.receive, work.phase.local_step, work.phase.send
-    key = int(work.clock.phase), hook_key(hooks)
-    if key not in federation.met:
-        federation.met[key] = executor.first(work)
-    kind, kept, first = federation.met[key]
+    kind, kept, first = federation.first_kept(work, executor.first)
     work = replace(work, held=held.get(kind, first), kind=kind)
     if not messages.keeps or store.stages is None or not len(work.cohort):
         return work

@@ -24,7 +24,7 @@ from fedminimax.engine.lock import alone
 from fedminimax.engine.round import Federation, meet, with_kept
 from fedminimax.engine.store import Store
 from fedminimax.engine.wire import DIGEST, Message, in_order, numbered
-from fedminimax.engine.work import Work, first_states, keeping, kept_type, stack
+from fedminimax.engine.work import Work, keeping, kept_type, stack
 from fedminimax.types import Clock, Phase
 
 WAIT = 30.0  # seconds for another process of this site to be done with a call of the same run
@@ -194,7 +194,7 @@ class Worker:
         )
         stages = {} if before is None else dict(before.stages)
         work = replace(work, messages=federation.messages)
-        first = first_states(work) if federation.messages.keeps else None
+        first = federation.first_kept(work) if federation.messages.keeps else None
         if first is not None:
             work = with_kept(work, stack([stages.get(first.kind, first.kept)]))
         up, left = run_client(work, 0)

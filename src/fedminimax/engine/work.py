@@ -201,16 +201,33 @@ class First(NamedTuple):
 
 def first_states(work: Work) -> First:
     """Of the form that follows from one step of the first client."""
-    clock, draws = work.client_clock(0), work.draws
-    running = begin(work, work.client_kept(0), clock)
-    for number in range(min(1, int(work.steps[0]))):
-        draw = draws.client(0, number, work.problem.depth)
-        running = step(work, running, draw, at_step(clock, number))
-    up, _ = work.phase.send(work.down, running.client, clock)
+    clock = work.client_clock(0)
+    try:
+        running = begin(work, work.client_kept(0), clock)
+        if work.steps[0]:
+            draw = work.draws.client(0, 0, work.problem.depth)
+            running = step(work, running, draw, at_step(clock, 0))
+        up, _ = work.phase.send(work.down, running.client, clock)
+    except Exception as error:
+        raise ClientError(f"{place(work, 0, 0)}: {error}") from error
     client, up = tree_map(in_one_piece, (running.client, up))
     form = [int(work.clock.phase), *((n, *v.shape, str(v.dtype)) for n, v in leaves(up))]
     kind = hashlib.blake2s(repr(form).encode(), digest_size=6).hexdigest()
     return First(kind, *work.messages.init(work.down, client, up, clock))
+
+
+def place(work: Work, position: int, number: int) -> str:
+    """Where a step is, in words."""
+    return (
+        f"round {int(work.clock.round)}, client {int(work.cohort[position])}, "
+        f"phase {int(work.clock.phase)}, step {number}"
+    )
+
+
+def phase_key(work: Work) -> Hashable:
+    """Equal for phases in which clients do the same."""
+    hooks = work.phase.receive, work.phase.local_step, work.phase.send
+    return int(work.clock.phase), hook_key(hooks)
 
 
 def hook_key(value: Any) -> Hashable:
