@@ -54,8 +54,7 @@ def options_of(row: Row) -> dict[str, Any]:
         options["cohort"] = 2
     depth = row.problem().depth
     if row.name == STAGED.name:
-        options["messages"] = [Clip(0.5), CentredClipping(1.0)]
-        return options
+        return {**options, "messages": [Clip(0.5), CentredClipping(1.0)], "measures": ("grad_x",)}
     return {**options, "measures": ("grad_x", "drift") if depth == 1 else ("drift",)}
 
 
