@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.tested
-DEPLOYED := tests/test_flare.py tests/test_flower.py tests/test_deploying_page.py
+DEPLOYED := tests/remote/test_flare.py tests/remote/test_flower.py tests/docs/test_deploying_page.py
 
-.PHONY: install demo test test-slow lint pages site clean
+.PHONY: install demo test test-slow test-full lint pages site release clean
 
 install: $(READY)
 
@@ -14,12 +14,17 @@ demo: $(READY)
 	$(BIN)/fedminimax demo
 
 test: $(TESTED)
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not full"
 
 # Servers and sites that tests start have the machine to themselves.
 test-slow: $(TESTED)
-	$(BIN)/python -m pytest -q -n 2 -m slow $(addprefix --ignore=,$(DEPLOYED))
-	$(BIN)/python -m pytest -q -m slow $(DEPLOYED)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "slow and not full" $(addprefix --ignore=,$(DEPLOYED))
+	$(BIN)/python -m pytest -q -m "slow and not full" $(DEPLOYED)
+
+# What takes an hour: not asked of every change.
+test-full: $(TESTED)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m full $(addprefix --ignore=,$(DEPLOYED))
+	$(BIN)/python -m pytest -q -m full $(DEPLOYED)
 
 lint: $(TESTED)
 	$(BIN)/ruff check .
@@ -32,6 +37,14 @@ pages: $(READY)
 
 site: $(TESTED)
 	$(BIN)/mkdocs build --strict
+
+# What a release consists of: the wheel, and a list of all that an installation brings, in CycloneDX.
+release: $(TESTED)
+	rm -rf dist build && $(BIN)/python -m pip wheel --quiet --no-deps -w dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/plain && build/plain/bin/pip install --quiet -c constraints.txt dist/*.whl
+	$(PYTHON) -m venv build/sbom && build/sbom/bin/pip install --quiet cyclonedx-bom
+	build/sbom/bin/cyclonedx-py environment --output-reproducible -o dist/sbom.json build/plain/bin/python
 
 clean:
 	rm -rf $(VENV) build dist site src/*.egg-info

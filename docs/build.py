@@ -5,9 +5,9 @@ Pages are Markdown, written by hand. What the code already says stands between t
     <!-- made: method codasca -->
     <!-- end -->
 
-and is made here: from docstrings, from the costs that `fedminimax list methods` counts, from the
-tables in docs/results, from scripts and what they print. tests/test_pages.py holds that no page
-would change.
+and is made here: from docstrings, from the costs that `fedminimax list METHOD` counts, from the
+tables in docs/results, from scripts and what they print. tests/docs/test_pages.py holds that no
+page would change.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import diagram
+
 from fedminimax.algorithms import METHODS
 from fedminimax.config import described, options_of
 from fedminimax.data import SOURCES
 from fedminimax.data.sources import look
-from fedminimax.report.papers import read_entry
+from fedminimax.report.keys import keys_of, sections
+from fedminimax.report.papers import read_contents, read_entries, read_entry
+from fedminimax.report.summaries import all_judged, glance
 from fedminimax.report.traits import HEADINGS, cells, traits
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +52,7 @@ def family_of(name: str) -> str:
 
 
 def costs(family: str) -> str:
-    """The lines of `fedminimax list methods` for one family, but for the references."""
+    """What `fedminimax list METHOD` says of those of one family, but for the references."""
     lines = [_row(HEADINGS[:-1]), _row(["---"] * len(HEADINGS[:-1]))]
     for name in METHODS:
         if family_of(name) == family:
@@ -82,11 +86,14 @@ def method(name: str) -> str:
         [
             lead,
             "",
-            f"`{name}` in an experiment, `fm.{kind.__name__}` in Python, `{file}` to read.",
+            f"`{name}` in an experiment, `fm.methods.{kind.__name__}` in Python, `{file}` to read.",
             "",
             "## Problem",
             "",
             _posed(found.solves),
+            "",
+            'A client counts by its training rows, or with `run.weights = "uniform"`, as in most '
+            "papers, like any other.",
             "",
             "## Update",
             "",
@@ -151,6 +158,14 @@ def measured(name: str) -> str:
     return "\n".join(parts).rstrip() or "No comparison in [results](../results/README.md) has it."
 
 
+def claims() -> str:
+    """The papers' claims, with their verdicts."""
+    folder = ROOT / "experiments" / "papers"
+    entries = read_entries(folder)
+    papers = read_contents(folder, entries)
+    return glance(list(all_judged(papers, entries, ROOT / "docs" / "results")))
+
+
 def details(name: str) -> str:
     """Its paper, how it differs from it, and its options."""
     kind = METHODS[name]
@@ -201,17 +216,47 @@ def output(arguments: str) -> str | None:
 
 
 def modules(package: str = "") -> str:
-    """The modules of a package, each with the first sentence of its docstring; methods, which have
-    pages of their own, are left out."""
+    """The modules of a package, each with the first sentence of its docstring, and those of the
+    packages in it; methods, which have pages of their own, are left out."""
     lines = [_row(("module", "what it holds")), _row(("---", "---"))]
-    for file in sorted((ROOT / "src" / "fedminimax" / package).glob("*.py")):
+    above = ROOT if package.startswith("bench") else ROOT / "src" / "fedminimax"
+    for file in sorted((above / package).glob("*.py")):
         own_page = package == "algorithms" and not file.name.startswith("_")
         if file.stem not in ("__init__", "__main__") and not own_page:
-            said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            first = " ".join(said.partition("\n\n")[0].split())
-            sentence = re.split(r"(?<=[a-z)`]\.) (?=[A-Z])", first)[0].rstrip(".")
-            lines.append(_row((f"`{file.name}`", sentence.replace("|", "\\|"))))
+            lines.append(_row((f"`{file.name}`", _sentence(file).replace("|", "\\|"))))
+    for inner in sorted((above / package).glob("*/__init__.py")) if package else ():
+        name = inner.parent.relative_to(above).as_posix()
+        lines += ["", f"### {name}", "", f"{_sentence(inner)}.", "", modules(name)]
     return "\n".join(lines)
+
+
+def keys(wanted: str) -> str:
+    """Every key of a section, for each class that it may name."""
+    parts = []
+    for section, name, kind in sections():
+        # What somebody has added is not of this page.
+        if section != wanted or not kind.__module__.startswith("fedminimax."):
+            continue
+        held = keys_of(section, kind)
+        if name:
+            linked = f"[{name}](methods/{name}.md)" if section == "method" else name
+            parts += [f"### {linked}", "", described(kind), ""]
+        if not held:
+            parts += ["It has no keys." if name else "", ""]
+            continue
+        parts += [_row(("key", "type", "default", "meaning")), _row(["---"] * 4)]
+        for key in held:
+            cells = (f"`{key.name}`", key.type, f"`{key.default}`", key.meaning)
+            parts.append(_row(cell.replace("|", "\\|") for cell in cells))
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _sentence(file: Path) -> str:
+    """The first sentence of a module's docstring, without the full stop."""
+    said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    first = " ".join(said.partition("\n\n")[0].split())
+    return re.split(r"(?<=[a-z)`]\.) (?=[A-Z])", first)[0].rstrip(".")
 
 
 def fenced(text: str) -> str:
@@ -240,7 +285,9 @@ MAKERS: dict[str, Callable[..., str | None]] = {
     "method": method,
     "measured": measured,
     "details": details,
+    "glance": claims,
     "modules": modules,
+    "keys": keys,
     "script": script,
     "output": output,
 }
@@ -261,6 +308,7 @@ def made(text: str, makers: Mapping[str, Callable[..., str | None]] = MAKERS) ->
 
 
 def main() -> None:
+    diagram.FILE.write_text(diagram.drawing(), encoding="utf-8")
     for page in PAGES:
         old = page.read_text(encoding="utf-8")
         new = made(old)

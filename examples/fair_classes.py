@@ -51,10 +51,13 @@ clients = fm.Clients(rows, batch_size=64)
 # "fair" has a dual: a weight for each class, which grows while the loss of that class is larger
 # than that of others. So the network is trained on what it is worst at.
 choices = {
-    "average": (fm.WeightedCrossEntropy(network, 10), fm.FedAvg(lr=0.1, local_steps=4)),
+    "average": (
+        fm.problems.WeightedCrossEntropy(network, 10),
+        fm.methods.FedAvg(lr=0.1, local_steps=4),
+    ),
     "fair": (
-        fm.Fair(network, classes=10),
-        fm.FESSGDA(primal_lr=0.05, dual_lr=0.003, local_steps=4, smoothing=0.0),
+        fm.problems.Fair(network, classes=10),
+        fm.methods.FESSGDA(primal_lr=0.05, dual_lr=0.003, local_steps=4, smoothing=0.0),
     ),
 }
 for name, (problem, method) in choices.items():

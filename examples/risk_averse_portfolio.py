@@ -24,10 +24,10 @@ except DataError:
     print("The Fama-French returns are not here: made-up ones of 20 assets, in percent")
 
 # Weights sum to 1; the loss is the deviation less the mean return.
-problem = fm.Portfolio(data.dimension, budget="sum")
+problem = fm.problems.Portfolio(data.dimension, budget="sum")
 clients = fm.Clients(rows, batch_size=64)
-# "levelwise": each level is averaged over all investors before the next is computed from it.
-method = fm.FedDRSCGD(lr=0.01, recursion_rate=0.3, local_steps=4, sync="levelwise")
+# Level-wise: each level is averaged over all investors before the next is computed from it.
+method = fm.methods.LevelwiseDRSCGD(lr=0.01, recursion_rate=0.3, local_steps=4)
 run = fm.simulate(
     problem, method, clients, rounds=80, dtype=torch.float64, executor="vectorised",
     evaluate_every=20,

@@ -2,11 +2,25 @@
 tests share the cores (engine/waiting.py)."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import fedminimax  # noqa: F401
+from fedminimax.remote.site_file import ALLOWED
 
 # Processes that tests start find what the tests allow their sites to import.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+
+@pytest.fixture(autouse=True)
+def only_built_in_names() -> Iterator[None]:
+    """What a test's site file allows is not known to the tests after it."""
+    before = {section: dict(names) for section, names in ALLOWED.items()}
+    yield
+    for section, names in ALLOWED.items():
+        names.clear()
+        names.update(before[section])

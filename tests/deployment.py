@@ -12,24 +12,24 @@ import numpy as np
 import torch
 
 from fedminimax.config import Experiment, write_toml
-from fedminimax.deploy.server import run_sites
-from fedminimax.deploy.site import Site
-from fedminimax.deploy.site_file import Limits, SiteFile
-from fedminimax.engine.ask import SimulatedAsk
-from fedminimax.engine.call import Faults
-from fedminimax.engine.debug import Debug
-from fedminimax.engine.in_process import InProcess
+from fedminimax.engine.executors.debug import Debug
+from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.round import Federation, State, play_round
 from fedminimax.engine.simulate import Run
-from fedminimax.engine.store import Store
+from fedminimax.engine.state.store import Store
 from fedminimax.experiment import build, run_experiment
-from fedminimax.messages import STAGES, Stage
+from fedminimax.messages import STAGES
+from fedminimax.remote.calls import Faults
+from fedminimax.remote.in_process import InProcess
+from fedminimax.remote.server import run_sites
+from fedminimax.remote.site import Site
+from fedminimax.remote.site_file import Limits, SiteFile
 from fedminimax.types import Point
 
 ROOT = Path(__file__).parents[1]
 
 
-def stage_of_the_page() -> type[Stage]:
+def stage_of_the_page() -> Any:
     """The stage that docs/adding_a_stage.md writes."""
     page = (ROOT / "docs" / "adding_a_stage.md").read_text()
     names: dict[str, Any] = {"__name__": __name__}
@@ -79,16 +79,14 @@ EXPERIMENTS = {
     "fed_dr_scgd": experiment(LEVELS, TWO_LEVELS, {"name": "fed_dr_scgd", **SHORT}, rounds=4),
     "sagda": experiment(QUADRATIC, "quadratic", {"name": "sagda", **SHORT}, rounds=4, cohort=3),
     # several phases in a round, whose clients carry what they computed from one to the next
-    "levelwise": experiment(
-        LEVELS, TWO_LEVELS, {"name": "fed_dr_scgd", "sync": "levelwise", **SHORT}, rounds=4
-    ),
+    "levelwise": experiment(LEVELS, TWO_LEVELS, {"name": "levelwise_dr_scgd", **SHORT}, rounds=4),
     # what clients keep, on a problem that costs nothing
     "controls": experiment(QUADRATIC, "quadratic", {"name": "codasca", **SHORT}, rounds=5),
     # stages that sites keep something for, and a reducer for which the server does
     "stages": experiment(
         LEVELS,
         TWO_LEVELS,
-        {"name": "fed_dr_scgd", "sync": "levelwise", **SHORT},
+        {"name": "levelwise_dr_scgd", **SHORT},
         {"clip": 0.5, "grid": 0.001, "reduce": {"name": "centred_clipping", "radius": 0.5}},
         rounds=4,
     ),
@@ -98,6 +96,14 @@ EXPERIMENTS = {
         {"name": "codasca", "lr": 0.5, "local_steps": 2},
         {"clip": {"norm": 1.0, "dual_norm": 0.1}, "reduce": "median"},
         rounds=3,
+    ),
+    # what sites keep beside the method's states, and messages that are sent in another form
+    "compressed": experiment(
+        QUADRATIC,
+        "quadratic",
+        {"name": "codasca", **SHORT},
+        {"clip": 5.0, "compress": {"name": "top", "share": 0.3}},
+        rounds=5,
     ),
     # a cohort that its server draws, perhaps the same site twice, and another in its second phase
     "drfa": experiment(HEART, "cross_entropy", {"name": "drfa", **SHORT}, rounds=4, cohort=3),
@@ -145,13 +151,13 @@ def simulated_without(which: Experiment, absent: dict[int, str]) -> Point:
     made = build(which)
     clients = made.clients.to(torch.float64)
     weights = clients.weight_vector(clients.weights or made.problem.client_weights)
-    problem = made.problem.prepare(SimulatedAsk(made.problem, clients, "train", weights))
+    problem = made.problem.prepare(LocalQuery(made.problem, clients, "train", weights))
     cohort = which.run.cohort or len(clients)
     like = Federation.of(problem, made.algorithm, clients, weights, which.run.seed, cohort)
     federation = Thinned(**vars(like))
     start = Point(*(v.double() for v in problem.start()))
     server = federation.algorithm.init_server(problem, start)
-    ask = SimulatedAsk(problem, clients, "train", weights)
+    ask = LocalQuery(problem, clients, "train", weights)
     state, store = State(0, 0, server, ask.cost), Store(federation.algorithm.keep)
     for _ in range(which.run.rounds):
         state = play_round(federation, state, store, Debug())

@@ -1,4 +1,4 @@
-"""What tests/test_distributed.py starts with torchrun.
+"""What tests/engine/test_distributed.py starts with torchrun.
 
 distributed_runs.py rows FOLDER              a run of every kind of method, each in its folder
 distributed_runs.py cli FAULT ARGUMENTS...   the command line, with a fault in process 1
@@ -15,6 +15,7 @@ from typing import Any
 
 import table
 import torch
+from deployment import Grid
 from rows import Row, labelled
 from torch import nn
 
@@ -23,10 +24,10 @@ from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.engine import round as round_module
-from fedminimax.engine.crew import Crew
-from fedminimax.engine.distributed import joined, leave, rank
+from fedminimax.engine.backends.base import Backend
+from fedminimax.engine.backends.torchrun import joined, leave, rank
 from fedminimax.engine.simulate import Run, simulate
-from fedminimax.messages import CentredClipping, Clip
+from fedminimax.messages import CentredClipping, Clip, EightBit
 from fedminimax.problems.cross_entropy import CrossEntropy
 
 FAULTY_ROUND = 7
@@ -37,12 +38,16 @@ def normalised() -> CrossEntropy:
     return CrossEntropy(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
 
 
-STAGED = Row("stages", Codasca(lr=0.1, local_steps=2))
+MESSAGES = {
+    "stages": [Clip(0.5), Grid(0.001), CentredClipping(1.0)],
+    "compressed": [EightBit()],
+}
+STAGED = [Row(name, Codasca(lr=0.1, local_steps=2)) for name in MESSAGES]
 ROWS = (
     *{type(row.algorithm): row for row in reversed(table.ROWS)}.values(),
     *(row for row in table.ROWS if row.name in ("codasca-growth", "scgdam-auc", "scgdam-levels-3")),
     Row("batch-norm", FedAvg(lr=0.1), normalised, labelled),
-    STAGED,
+    *STAGED,
     Row("diverging", LocalSGDA(1e200, 1e200, local_steps=3)),
 )
 
@@ -53,12 +58,12 @@ def options_of(row: Row) -> dict[str, Any]:
     if row.algorithm.partial:
         options["cohort"] = 2
     depth = row.problem().depth
-    if row.name == STAGED.name:
-        return {**options, "messages": [Clip(0.5), CentredClipping(1.0)], "measures": ("grad_x",)}
+    if row.name in MESSAGES:
+        return {**options, "messages": MESSAGES[row.name], "measures": ("grad_x",)}
     return {**options, "measures": ("grad_x", "drift") if depth == 1 else ("drift",)}
 
 
-def play(row: Row, folder: Path, crew: Crew | None = None) -> Run:
+def play(row: Row, folder: Path, backend: Backend | None = None) -> Run:
     return simulate(
         row.problem(),
         row.algorithm,
@@ -66,15 +71,15 @@ def play(row: Row, folder: Path, crew: Crew | None = None) -> Run:
         executor="vectorised",
         evaluate_every=2,
         folder=folder / row.name,
-        crew=crew,
+        backend=backend,
         **options_of(row),
     )
 
 
 def play_all(folder: Path) -> None:
-    with joined(timeout=120) as crew:
+    with joined(timeout=120) as backend:
         for row in ROWS:
-            play(row, folder, crew)
+            play(row, folder, backend)
 
 
 def with_fault(fault: str, arguments: list[str]) -> int:

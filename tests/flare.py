@@ -15,9 +15,9 @@ from pathlib import Path
 from deployment import ALLOW, SITES, data_of, write_site
 
 from fedminimax.config import Experiment, write_toml
-from fedminimax.deploy.consortium import Consortium, enrol, init
-from fedminimax.deploy.served import Served
 from fedminimax.experiment import load
+from fedminimax.remote.consortium import Consortium, enrol, init
+from fedminimax.remote.served import Served
 from fedminimax.types import Point
 
 LONG = 1200.0  # seconds; nothing is waited for that long unless it is broken

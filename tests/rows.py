@@ -22,10 +22,10 @@ from fedminimax.blocks.projections import ball, simplex
 from fedminimax.blocks.schedules import InverseRoot, Stagewise, StepDecay
 from fedminimax.data.clients import Clients
 from fedminimax.data.synthetic import QuadraticData
-from fedminimax.engine.ask import SimulatedAsk
-from fedminimax.engine.debug import Debug
+from fedminimax.engine.executors.debug import Debug
+from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.round import Federation, State, play_round
-from fedminimax.engine.store import Store
+from fedminimax.engine.state.store import Store
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.functions import Minimax
@@ -213,7 +213,7 @@ def federation_of(
     start = Point(*(v.to(dtype) for v in problem.start()))
     clients = clients.to(dtype)
     weights = clients.weight_vector(clients.weights or problem.client_weights)  # type: ignore[arg-type]
-    problem = problem.prepare(SimulatedAsk(problem, clients, "train", weights))
+    problem = problem.prepare(LocalQuery(problem, clients, "train", weights))
     federation = Federation.of(
         problem, algorithm, clients, weights, seed, len(clients) if cohort is None else cohort
     )

@@ -19,6 +19,8 @@ from rows import (
 )
 from torch import Tensor
 
+from fedminimax.algorithms.levelwise_scgdam import LevelwiseSCGDAM
+from fedminimax.algorithms.levelwise_scgdm import LevelwiseSCGDM
 from fedminimax.algorithms.local_scgdam import LocalSCGDAM
 from fedminimax.algorithms.local_scgdm import LocalSCGDM
 from fedminimax.blocks.projections import ball, simplex
@@ -93,9 +95,6 @@ def margin_compositional_auc() -> CompositionalAUC:
 
 MIN: dict[str, Any] = {"lr": 0.3, "primal_lr": 0.3, "primal_rate": 1.5, "inner_rate": 2.0}
 MAX: dict[str, Any] = {**MIN, "dual_lr": 0.6, "dual_rate": 2.5}
-LEVELS: dict[str, Any] = {"sync": "levelwise", "depth": 2}
-LEVELS_1: dict[str, Any] = {**LEVELS, "depth": 1}
-LEVELS_3: dict[str, Any] = {**LEVELS, "depth": 3}
 # Only the steps fall, or the weights with them.
 STEPS_FALL: dict[str, Any] = {**MAX, "primal_lr": StepDecay(0.3, at=(1, 3)), "dual_lr": 0.3}
 ALL_FALL: dict[str, Any] = {**MAX, "lr": InverseRoot(0.3)}
@@ -120,27 +119,27 @@ ROWS = (
     Row("scgdam-sets", LocalSCGDAM(**MAX, local_steps=3), contest_in_sets, labelled),
     Row("scgdam-1", LocalSCGDAM(**MAX, local_steps=3), clients=noisy_by_size),
     Row("scgdam-3", LocalSCGDAM(**MAX, local_steps=2), three_level_contest, labelled),
-    Row("scgdam-levels", LocalSCGDAM(**MAX, **LEVELS, local_steps=3), contest, labelled),
-    Row("scgdam-levels-auc", LocalSCGDAM(**ALL_FALL, **LEVELS, local_steps=2), compositional_auc,
+    Row("scgdam-levels", LevelwiseSCGDAM(**MAX, depth=2, local_steps=3), contest, labelled),
+    Row("scgdam-levels-auc", LevelwiseSCGDAM(**ALL_FALL, depth=2, local_steps=2), compositional_auc,
         labelled),
-    Row("scgdam-levels-sets", LocalSCGDAM(**MAX, **LEVELS, local_steps=1), contest_in_sets,
+    Row("scgdam-levels-sets", LevelwiseSCGDAM(**MAX, depth=2, local_steps=1), contest_in_sets,
         labelled),
-    Row("scgdam-levels-1", LocalSCGDAM(**MAX, **LEVELS_1, local_steps=2),
+    Row("scgdam-levels-1", LevelwiseSCGDAM(**MAX, depth=1, local_steps=2),
         robust_least_squares, labelled),
-    Row("scgdam-levels-3", LocalSCGDAM(**MAX, **LEVELS_3, local_steps=2),
+    Row("scgdam-levels-3", LevelwiseSCGDAM(**MAX, depth=3, local_steps=2),
         three_level_contest, labelled_by_size),
     Row("scgdam-far", LocalSCGDAM(**HEAVY, local_steps=8), **{**STALLS, "rounds": 55}),
     Row("scgdam-far-1", LocalSCGDAM(**{**HEAVY, "dual_lr": 0.6}, local_steps=1),
         **{**EXACT, "rounds": 150}),
-    Row("scgdam-far-levels", LocalSCGDAM(**{**HEAVY, "dual_lr": 0.6}, **LEVELS_1,
+    Row("scgdam-far-levels", LevelwiseSCGDAM(**{**HEAVY, "dual_lr": 0.6}, depth=1,
         local_steps=1), **{**EXACT, "rounds": 150}),
     Row("scgdm", LocalSCGDM(**MIN, local_steps=3), three_levels, labelled),
     Row("scgdm-1", LocalSCGDM(**MIN, local_steps=2), one_level, labelled),
     Row("scgdm-size", LocalSCGDM(**{**MIN, "lr": InverseRoot(0.3)}, local_steps=2), three_levels,
         labelled_by_size),
-    Row("scgdm-levels", LocalSCGDM(**MIN, **LEVELS_3, local_steps=3), three_levels,
+    Row("scgdm-levels", LevelwiseSCGDM(**MIN, depth=3, local_steps=3), three_levels,
         labelled),
-    Row("scgdm-levels-p1", LocalSCGDM(**MIN, **LEVELS_3, local_steps=1), three_levels,
+    Row("scgdm-levels-p1", LevelwiseSCGDM(**MIN, depth=3, local_steps=1), three_levels,
         labelled),
 )
 # fmt: on
@@ -149,6 +148,8 @@ ROWS = (
 FLOATS: dict[type[Algorithm], Callable[[int, int], tuple[int, int]]] = {
     LocalSCGDAM: lambda x, y: (2 * (x + y), 2 * (x + y)),
     LocalSCGDM: lambda x, y: (2 * x, 2 * x),
+    LevelwiseSCGDAM: lambda x, y: (2 * (x + y), 2 * (x + y)),
+    LevelwiseSCGDM: lambda x, y: (2 * x, 2 * x),
 }
 
 
@@ -167,6 +168,6 @@ def extra_floats(row: Row, round: int) -> tuple[int, int]:
     if not isinstance(method, LocalSCGDAM | LocalSCGDM):
         return 0, 0
     both, inner = sum(v.numel() for v in row.problem().start()), sum(inner_lengths(row))
-    if method.sync == "levelwise":
+    if isinstance(method, LevelwiseSCGDAM | LevelwiseSCGDM):
         return (2 * inner, 2 * inner) if round else (-both, -both)  # at first only the point
     return inner, inner if round else -both  # there are no estimates yet

@@ -19,7 +19,7 @@ from fedminimax.data.returns import Returns
 from fedminimax.problems.functions import Composition
 from fedminimax.problems.portfolio import Portfolio
 from fedminimax.random import generator
-from fedminimax.types import Algorithm, Ask, Batch, Point, Problem
+from fedminimax.types import Algorithm, Batch, Point, Problem, Query
 
 
 def _first(x: Tensor, batch: Batch) -> Tensor:
@@ -95,7 +95,7 @@ class Affine(Problem):
             return tuple(batch.mean(column) for column in batch.rows)
         return super().answer(question, vectors, batch)
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> dict[str, Any]:
         A, a, B, b, t = ask.mean("means")
         best = torch.linalg.solve(A, torch.linalg.solve(B, t - b) - a)
         far = float(torch.linalg.vector_norm(point.x - best))

@@ -95,13 +95,16 @@ ROWS = (
     Row("fedsgda-m-far-1", FedSGDAM(**ONE), **EXACT),
     Row("fgda", FGDA(**STORM, lr=0.9)),
     Row("fgda-again", FGDA(**STORM, lr=0.9, sync="reaverage")),
+    Row("fgda-literal", FGDA(**STORM, lr=0.9, sync="literal")),
     Row("fgda-auc", FGDA(**THEORY), auc, labelled),
+    Row("fgda-auc-literal", FGDA(**THEORY, sync="literal"), auc, labelled),
     Row("fgda-size", FGDA(**THEORY, sync="reaverage"), clients=noisy_by_size),
     Row("fgda-sets", FGDA(**STORM), robust_least_squares, labelled),
     Row("fgda-sets-again", FGDA(**STORM, sync="reaverage"), robust_least_squares, labelled),
     Row("fgda-far", FGDA(**SLOW, **RATES), **STALLS),
     # At this rate its floor is still of that order; how it falls is test_identities_momentum's.
     Row("fgda-far-again", FGDA(**SLOW, **RATES, sync="reaverage"), **STALLS),
+    Row("fgda-far-literal", FGDA(**SLOW, **RATES, sync="literal"), **STALLS),
     Row("fgda-far-1", FGDA(**ONE), **EXACT),
     Row("fgda-far-1-again", FGDA(**ONE, sync="reaverage"), **EXACT),
     Row("adafgda", AdaFGDA(**ADA, scale_rate=0.5, scale_floor=0.5)),
@@ -110,6 +113,10 @@ ROWS = (
     Row("adafgda-ams", AdaFGDA(**{**THEORY, "lr": 0.1}, scale="amsgrad"), auc, labelled),
     Row("adafgda-norm", AdaFGDA(**ADA, scale="adagrad_norm"), robust_least_squares, labelled),
     Row("adafgda-one", AdaFGDA(**ADA, scale="identity"), robust_least_squares, labelled),
+    Row("adafgda-literal", AdaFGDA(**ADA, sync="literal"), robust_least_squares, labelled),
+    Row("adafgda-first", AdaFGDA(**ADA, first_scale="identity"), clients=noisy_by_size),
+    Row("adafgda-first-again", AdaFGDA(**ADA, sync="reaverage", first_scale="identity"), auc,
+        labelled),
     Row("adafgda-far", AdaFGDA(**SLOW, **RATES, lr=12.0, scale="adagrad_norm"),
         **{**STALLS, "rounds": 100}),
 )
@@ -131,16 +138,18 @@ def extra_floats(row: Row, round: int) -> tuple[int, int]:
     method = row.algorithm
     both = sum(v.numel() for v in row.problem().start())
     up = down = 0
-    if isinstance(method, FGDA | AdaFGDA) and method.sync == "reaverage":
+    if isinstance(method, FGDA) and method.sync == "reaverage":
         up, down = up + both, down + both
-    if isinstance(method, AdaFGDA) and method.scale in ("adagrad_norm", "identity"):
-        down += 2 - both
     if round == 0 and isinstance(method, LocalSGDAM | LocalSGDAMPlus | FGDA):
         down -= both  # there are no averages yet
     if round == 0 and isinstance(method, FedSGDAM):
         up, down = up + both, down + both  # the first estimates are averaged
-    if round == 0 and isinstance(method, AdaFGDA):
-        up, down = up + both, down - both  # they go up for the first scales; no averages go down
+    if isinstance(method, AdaFGDA):
+        scaled = round > 0 or method.first_scale == "rule"
+        if method.scale in ("adagrad_norm", "identity") and scaled:
+            down += 2 - both
+        if round == 0:  # the first estimates go up for the first scales, or there are none
+            up, down = (up + both, down) if scaled else (up, down - both)
     return up, down
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
 from fedminimax.algorithms.fed_dr_scgda import FedDRSCGDA
+from fedminimax.algorithms.levelwise_dr_scgd import LevelwiseDRSCGD
+from fedminimax.algorithms.levelwise_dr_scgda import LevelwiseDRSCGDA
 from fedminimax.blocks.projections import ball
 from fedminimax.blocks.schedules import InverseRoot, StepDecay
 from fedminimax.data.clients import Clients
@@ -99,7 +101,6 @@ def deep_contest(depth: int, radii: tuple[float, float] | None = None) -> Callab
 
 
 BALLS = (0.1, 0.02)  # both players want to leave them
-LEVEL_WISE: dict[str, Any] = {"sync": "levelwise", "depth": 3}
 RATES: dict[str, Any] = {"lr": 0.2, "recursion_rate": 0.3, "local_steps": 3}
 BOTH: dict[str, Any] = {"primal_lr": 0.2, "dual_lr": 0.4, "recursion_rate": 0.3, "local_steps": 2}
 FALLING: dict[str, Any] = {
@@ -111,22 +112,22 @@ FALLING: dict[str, Any] = {
 # fmt: off
 ROWS = (
     Row("dr-scgd", FedDRSCGD(**RATES), deep(3), composed),
-    Row("dr-scgd-levels", FedDRSCGD(**RATES, **LEVEL_WISE), deep(3), composed),
-    Row("dr-scgd-levels-1", FedDRSCGD(**{**RATES, "local_steps": 1}, **LEVEL_WISE), deep(3),
+    Row("dr-scgd-levels", LevelwiseDRSCGD(**RATES, depth=3), deep(3), composed),
+    Row("dr-scgd-levels-1", LevelwiseDRSCGD(**{**RATES, "local_steps": 1}, depth=3), deep(3),
         composed),
     Row("dr-scgd-one", FedDRSCGD(**RATES, first_batches=3), deep(1), composed_by_size),
-    Row("dr-scgd-one-levels", FedDRSCGD(**RATES, sync="levelwise", depth=1), deep(1), composed),
+    Row("dr-scgd-one-levels", LevelwiseDRSCGD(**RATES, depth=1), deep(1), composed),
     Row("dr-scgd-two", FedDRSCGD(**FALLING, projection="ball", radius=0.5), deep(2), composed),
-    Row("dr-scgd-two-levels", FedDRSCGD(**FALLING, sync="levelwise", depth=2), deep(2),
+    Row("dr-scgd-two-levels", LevelwiseDRSCGD(**FALLING, depth=2), deep(2),
         composed_by_size),
     Row("dr-scgd-third", FedDRSCGD(**RATES, projection="third"), deep(3), composed),
     Row("dr-scgd-whole", FedDRSCGD(**RATES), deep(2), composed_whole),
-    Row("dr-scgda", FedDRSCGDA(**BOTH, depth=3), deep_contest(3), composed),
-    Row("dr-scgda-printed", FedDRSCGDA(**BOTH, sync="printed"), deep_contest(3), composed),
-    Row("dr-scgda-one", FedDRSCGDA(StepDecay(0.3, at=(1, 3)), 0.3, depth=1), deep_contest(1),
+    Row("dr-scgda", LevelwiseDRSCGDA(**BOTH, depth=3), deep_contest(3), composed),
+    Row("dr-scgda-printed", FedDRSCGDA(**BOTH), deep_contest(3), composed),
+    Row("dr-scgda-one", LevelwiseDRSCGDA(StepDecay(0.3, at=(1, 3)), 0.3, depth=1), deep_contest(1),
         composed_by_size),
-    Row("dr-scgda-sets", FedDRSCGDA(**BOTH, depth=2), deep_contest(2, BALLS), composed),
-    Row("dr-scgda-sets-printed", FedDRSCGDA(**BOTH, sync="printed"), deep_contest(2, BALLS),
+    Row("dr-scgda-sets", LevelwiseDRSCGDA(**BOTH, depth=2), deep_contest(2, BALLS), composed),
+    Row("dr-scgda-sets-printed", FedDRSCGDA(**BOTH), deep_contest(2, BALLS),
         composed),
 )
 # fmt: on
@@ -136,6 +137,8 @@ ROWS = (
 FLOATS: dict[type[Algorithm], Callable[[int, int], tuple[int, int]]] = {
     FedDRSCGD: lambda x, y: (2 * x, 2 * x),
     FedDRSCGDA: lambda x, y: (2 * (x + y), 2 * (x + y)),
+    LevelwiseDRSCGD: lambda x, y: (2 * x, 2 * x),
+    LevelwiseDRSCGDA: lambda x, y: (2 * (x + y), 2 * (x + y)),
 }
 
 
@@ -150,4 +153,5 @@ def extra_floats(row: Row, round: int) -> tuple[int, int]:
     between = 2 * sum(WIDTHS[1 : problem.depth])
     if round:
         return between, between
-    return -both if method.sync == "levelwise" else between, -both
+    level_wise = isinstance(method, LevelwiseDRSCGD | LevelwiseDRSCGDA)
+    return -both if level_wise else between, -both

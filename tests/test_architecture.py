@@ -4,14 +4,25 @@ import ast
 import re
 from pathlib import Path
 
+import diagram
+
 SOURCE = Path(__file__).parent.parent / "src" / "fedminimax"
+BENCH = Path(__file__).parent.parent / "bench"  # no part of the package
 # fmt: off
 ORDER = [
     "random", "blocks", "types", "metrics", "data", "models", "problems", "algorithms", "messages",
-    "engine", "config", "experiment", "deploy", "estimator_files", "estimator", "tuning", "report",
-    "bench", "cli",
+    "methods", "schedules", "sets", "extend",
+    "engine", "config", "experiment", "remote", "estimator", "tuning", "report", "cli",
 ]
+NETWORK = {
+    "nvflare", "flwr", "grpc", "socket", "socketserver", "ssl", "http", "urllib", "ftplib",
+    "smtplib", "telnetlib", "xmlrpc", "asyncio", "requests", "httpx", "aiohttp", "websockets",
+}
 # fmt: on
+OTHER_NETWORK = (
+    "data/download.py",  # files of data sets, from where they are published
+    "bench/jobs/flower_job.py",  # runs in an environment of its own
+)
 
 
 def imported(file: Path) -> set[str]:
@@ -37,14 +48,35 @@ def test_imports_go_one_way():
     assert not backwards
 
 
+def test_the_package_is_loaded_without_the_bench():
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert "bench" not in {name.split(".")[0] for name in named}, file
+
+
 def test_algorithms_import_only_what_the_paper_needs():
     for file in (SOURCE / "algorithms").glob("*.py"):
         allowed = {"types", "blocks", "problems", "algorithms"}
         assert imported(file) <= allowed, file.name
 
 
+def test_only_remote_speaks_over_a_network():
+    elsewhere = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        place = file.relative_to(SOURCE).as_posix()
+        if place.startswith(("remote/", "cli")) or place in OTHER_NETWORK:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            elsewhere += [f"{place} imports {m}" for m in modules if m.split(".")[0] in NETWORK]
+    assert not elsewhere
+
+
 def test_nothing_is_unpickled_and_no_foreign_file_is_loaded_unsafely():
-    for file in SOURCE.rglob("*.py"):
+    for file in (*SOURCE.rglob("*.py"), *BENCH.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 assert not {"pickle", "dill", "joblib"} & {a.name for a in node.names}, file.name
@@ -52,11 +84,13 @@ def test_nothing_is_unpickled_and_no_foreign_file_is_loaded_unsafely():
                 assert (node.value.id, node.attr) != ("torch", "load"), file.name
 
 
-def test_the_page_names_every_module_and_the_order_of_imports():
-    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text()
-    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
-    for file in SOURCE.rglob("*.py"):
-        package = file.parent.relative_to(SOURCE).as_posix()
+def test_the_pages_name_every_module_and_the_order_of_imports():
+    docs = SOURCE.parents[1] / "docs"
+    page, modules = ((docs / name).read_text() for name in ("architecture.md", "modules.md"))
+    sections = dict(re.findall(r"^##+ (.*?)\n(.*?)(?=^##+ |\Z)", modules, re.DOTALL | re.MULTILINE))
+    for file in (*SOURCE.rglob("*.py"), *BENCH.rglob("*.py")):
+        above = SOURCE if file.is_relative_to(SOURCE) else BENCH.parent
+        package = file.parent.relative_to(above).as_posix()
         if file.stem in ("__init__", "__main__"):
             continue
         if package == "algorithms" and not file.stem.startswith("_"):
@@ -65,4 +99,25 @@ def test_the_page_names_every_module_and_the_order_of_imports():
         assert f"`{file.name}`" in section, file
     order = re.search(r"```text\n(.*?)```", page, re.DOTALL)[1]  # type: ignore[index]
     named = re.findall(r"\w+", order)
-    assert named == [part for part in ORDER if part != "estimator_files"]
+    assert named == ORDER
+
+
+def test_the_drawing_is_up_to_date_and_its_arrows_are_imports():
+    assert diagram.FILE.read_text(encoding="utf-8") == diagram.drawing(), "run make pages"
+    for start, end in diagram.ARROWS:
+        assert uses(start, end) or uses(end, start), f"{start} -> {end}"
+
+
+def uses(module: str, other: str) -> bool:
+    """Does the first file import the second when it is loaded?"""
+    name = "fedminimax." + other.removesuffix(".py").replace("/", ".")
+    package, _, last = name.rpartition(".")
+    imports = [
+        node
+        for node in ast.parse((SOURCE / module).read_text()).body
+        if isinstance(node, ast.ImportFrom)
+    ]
+    return any(
+        node.module == name or (node.module == package and last in {a.name for a in node.names})
+        for node in imports
+    )

@@ -74,6 +74,13 @@ def test_every_type_is_read():
     assert run.checkpoint_every is None
 
 
+@pytest.mark.parametrize(("given", "text"), [("1", "1"), ("true", "true"), ("yes", "yes")])
+def test_a_text_needs_no_quotes_that_a_shell_takes_away(given, text):
+    table = {"data": {"name": "folder", "path": "a", "label": "b"}, "problem": {"name": "auc"}}
+    table = changed({**table, "method": {"name": "fedavg"}}, [f"positive={given}"])
+    assert Experiment.from_table(table).data.options["positive"] == text
+
+
 @pytest.mark.parametrize(
     ("sections", "sentence"),
     [
@@ -91,7 +98,10 @@ def test_every_type_is_read():
         (method(lr=True), "[method] lr is True; give a number, or a schedule"),
         ({"run": {"executor": "vectorized"}}, "did you mean 'vectorised'?"),
         ({"run": {"weights": "Size"}}, "[run] weights is 'Size'; did you mean 'size'?"),
-        ({"data": {"name": "folder", "path": 5, "label": "y"}}, "[data] path is 5; give a text"),
+        (
+            {"data": {"name": "folder", "path": ["a"], "label": "y"}},
+            "[data] path is ['a']; give a text",
+        ),
         ({"model": {"name": "mlp", "hidden": 8}}, "[model] hidden is 8; give a list, such as"),
         ({"model": {"name": "mlp", "hidden": [8, "a"]}}, "[model] hidden is 'a'; give a whole"),
         ({"problem": {"name": "auc", "positive_share": "half"}}, "is 'half'; give a number"),
@@ -293,12 +303,15 @@ def test_a_bad_change_ends_in_a_sentence(change, sentence):
     assert sentence in str(caught.value)
 
 
-def test_another_method_drops_the_options_of_the_old_one_but_not_those_given_with_it():
-    whole = table(**method(server_lr=2.0, lr=0.3))
-    assert changed(whole, ["method.name=coda"])["method"] == {"name": "coda"}
-    assert changed(whole, ["method.name=codasca"]) == whole
+def test_another_method_keeps_the_options_that_it_has_too_and_says_which_are_left_out():
+    whole, notes = table(**method(server_lr=2.0, lr=0.3, local_steps=4)), []
+    kept = {"name": "coda", "lr": 0.3, "local_steps": 4}
+    assert changed(whole, ["method.name=coda"], notes.append)["method"] == kept
+    assert notes.pop() == "[method] server_lr left out: coda has no such option"
+    assert changed(whole, ["method.name=codasca"], notes.append) == whole
     for order in (["method.name=fedavg", "lr=0.7"], ["method.lr=0.7", "method.name=fedavg"]):
-        assert changed(whole, order)["method"] == {"name": "fedavg", "lr": 0.7}
+        assert changed(whole, order)["method"] == {"name": "fedavg", "lr": 0.7, "local_steps": 4}
+    assert not notes
 
 
 # There and back

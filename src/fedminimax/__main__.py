@@ -1,6 +1,12 @@
 """python -m fedminimax"""
 
-from fedminimax.cli import main
-from fedminimax.engine.distributed import leave
+import sys
 
-leave(main())
+from fedminimax.cli import main
+
+code = main()
+if "torch" in sys.modules:
+    from fedminimax.engine.backends.torchrun import leave
+
+    leave(code)
+sys.exit(code)

@@ -23,7 +23,8 @@ from fedminimax.algorithms import METHODS
 from fedminimax.blocks.schedules import SCHEDULES, Schedule
 from fedminimax.data import DATASETS
 from fedminimax.data.prepare import Split
-from fedminimax.messages import REDUCERS, STAGES, Mean, Messages
+from fedminimax.engine.settings import Settings
+from fedminimax.messages import COMPRESSORS, REDUCERS, STAGES, Mean, Messages
 from fedminimax.models import MODELS
 from fedminimax.problems import PROBLEMS
 
@@ -32,41 +33,6 @@ Table = dict[str, Any]
 
 class ConfigError(ValueError):
     """A setting that cannot be used: what it is, what was expected, what to do."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the run goes.
-
-    batch_size 0 means all rows of a client. weights, when not given, are the problem's own.
-    sampled_positives is the share of positives in class-balanced batches. store is where clients'
-    states are between rounds. evaluate_clients is how many clients evaluations ask; all, when not
-    given. engine "distributed" spreads the clients over the processes that torchrun starts.
-    precision is that in which networks are trained, if not that of the vectors, which is dtype.
-    start is the folder of a finished run, with whose network this one begins.
-    """
-
-    rounds: int = 100
-    seed: int = 0
-    batch_size: int = 32
-    sampling: Literal["epoch", "iid", "balanced"] = "epoch"
-    sampled_positives: float = 0.5
-    weights: Literal["uniform", "size"] | None = None
-    cohort: int | None = None
-    allow_partial: bool = False
-    engine: Literal["simulator", "distributed"] = "simulator"
-    executor: Literal["auto", "debug", "threads", "vectorised", "compiled"] = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-    store: Literal["memory", "disk"] = "memory"
-    device: Literal["cpu", "cuda", "mps"] = "cpu"
-    precision: Literal["bfloat16"] | None = None
-    evaluate_every: int = 10
-    checkpoint_every: int | None = None
-    stop_early: int | None = None
-    target: float | None = None
-    measures: tuple[str, ...] = ()
-    evaluate_clients: int | None = None
-    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,8 +56,13 @@ CHOICES: dict[str, dict[str, Any]] = {
     "problem": PROBLEMS,
     "method": METHODS,
 }
-# What a file of a machine may add to: the choices, and the two kinds of parts of [messages].
-ALLOWED: dict[str, dict[str, Any]] = {**CHOICES, "stage": STAGES, "reducer": REDUCERS}
+# What a file of a machine may add to: the choices, and the kinds of parts of [messages].
+ALLOWED: dict[str, dict[str, Any]] = {
+    **CHOICES,
+    "stage": STAGES,
+    "compressor": COMPRESSORS,
+    "reducer": REDUCERS,
+}
 NEEDED = "(needed)"  # in place of the default of an option that has none
 FIXED: dict[str, type] = {"split": Split, "run": Settings}
 
@@ -125,9 +96,12 @@ class Experiment:
         return Experiment(**parts, messages=messages_of(table.get("messages", {})))
 
     @staticmethod
-    def from_file(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
-        """The experiment in a TOML file, with key=value changes from a command line."""
-        return Experiment.from_table(changed(read_toml(path), changes))
+    def from_file(
+        path: str | Path, changes: Iterable[str] = (), note: Callable[[str], None] | None = None
+    ) -> Experiment:
+        """The experiment in a TOML file, with key=value changes from a command line; `note` is told
+        what they drop."""
+        return Experiment.from_table(changed(read_toml(path), changes, note))
 
     def to_table(self) -> Table:
         """All settings, resolved: what a run folder records."""
@@ -174,8 +148,12 @@ def read_toml(path: str | Path) -> Table:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def changed(table: Table, changes: Iterable[str]) -> Table:
-    """The table with changes such as method.lr=0.05, or lr=0.05 where only one section has it."""
+def changed(
+    table: Table, changes: Iterable[str], note: Callable[[str], None] | None = None
+) -> Table:
+    """The table with changes such as method.lr=0.05, or lr=0.05 where only one section has it. A
+    change of a section's name keeps the options that the new one has too; `note` is told of the
+    others."""
     _check_sections(table)
     table = {section: dict(values) for section, values in table.items()}
     # A name goes first: changing it drops options, but not those of this command line.
@@ -188,7 +166,14 @@ def changed(table: Table, changes: Iterable[str]) -> Table:
             section, key = _owner(table, name.strip()), name.strip()
         target = table.setdefault(section, {})
         if section in CHOICES and key == "name" and target.get("name") != _value(text):
-            target.clear()  # the options of another class mean nothing to this one
+            known = CHOICES[section].get(str(_value(text)))
+            kept = ["name", *_keys(known, section)] if known else ["name"]
+            dropped = [option for option in target if option not in kept]
+            for option in dropped:
+                del target[option]
+            if dropped and note:
+                what = f"[{section}] {', '.join(dropped)}"
+                note(f"{what} left out: {text.strip()} has no such option")
         target[key] = _value(text)
     return table
 
@@ -209,7 +194,7 @@ def messages_of(table: Table) -> Messages:
     >>> messages_of({"clip": 1.0, "reduce": {"name": "trimmed_mean", "share": 0.2}})
     Messages(stages=(Clip(norm=1.0, dual_norm=None),), reducer=TrimmedMean(share=0.2))
     """
-    known = [*STAGES, "reduce"]
+    known = [*STAGES, "compress", "reduce"]
     for name in table:
         if name not in known:
             raise ConfigError(f"[messages] has no stage {name!r}; {suggest(name, known)}")
@@ -218,12 +203,19 @@ def messages_of(table: Table) -> Messages:
         for name, kind in STAGES.items()
         if name in table
     ]
-    reduce = table.get("reduce", "mean")
-    options = dict(reduce) if isinstance(reduce, dict) else {"name": reduce}
+    if table.get("compress", "none") != "none":
+        stages.append(_chosen(COMPRESSORS, table["compress"], "[messages] compress"))
+    reducer = _chosen(REDUCERS, table.get("reduce", "mean"), "[messages] reduce")
+    return Messages(tuple(stages), reducer)
+
+
+def _chosen(choices: dict[str, Any], given: Any, where: str) -> Any:
+    """An object of one of some classes, from its name or from a table with the name."""
+    options = dict(given) if isinstance(given, dict) else {"name": given}
     name = options.pop("name", None)
-    if str(name) not in REDUCERS:
-        raise ConfigError(f"[messages] reduce is {reduce!r}; {suggest(str(name), REDUCERS)}")
-    return Messages(tuple(stages), _configured(REDUCERS[name], options, "[messages] reduce"))
+    if str(name) not in choices:
+        raise ConfigError(f"{where} is {given!r}; {suggest(str(name), choices)}")
+    return _configured(choices[name], options, where)
 
 
 def _configured(kind: Any, given: Any, where: str) -> Any:
@@ -248,11 +240,18 @@ def messages_table(messages: Messages) -> Table:
         for stage in messages.stages
         if type(stage) is kind
     }
+    for stage in messages.stages:
+        if type(stage) in COMPRESSORS.values():
+            table["compress"] = _named(COMPRESSORS, stage)
     if messages.reducer != Mean():
-        kind = type(messages.reducer)
-        name = next(name for name, known in REDUCERS.items() if known is kind)
-        table["reduce"] = {"name": name, **_options(messages.reducer)}
+        table["reduce"] = _named(REDUCERS, messages.reducer)
     return table
+
+
+def _named(choices: dict[str, Any], part: Any) -> Table:
+    """What `_chosen` reads."""
+    name = next(name for name, known in choices.items() if known is type(part))
+    return {"name": name, **_options(part)}
 
 
 def messages_text(messages: Messages) -> str:
@@ -319,7 +318,7 @@ def options_for(kind: Any, values: Table, where: str, section: str = "") -> Tabl
     for name in accepted:
         if parameters[name].default is inspect.Parameter.empty and name not in values:
             raise ConfigError(f"{where} needs the key {name!r}; add {name} = ...")
-    hints = _hints(kind)
+    hints = hints_of(kind)
     return {k: _coerced(v, hints.get(k, Any), f"{where} {k}") for k, v in values.items()}
 
 
@@ -337,7 +336,8 @@ def _parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(kind).parameters
 
 
-def _hints(kind: Any) -> Table:
+def hints_of(kind: Any) -> Table:
+    """The types of what a class is made from."""
     target = kind if dataclasses.is_dataclass(kind) else kind.__init__
     return typing.get_type_hints(target)
 
@@ -369,6 +369,8 @@ def _coerced(value: Any, hint: Any, where: str) -> Any:
         return float(value)
     if hint in (int, bool, str) and type(value) is hint:
         return value
+    if hint is str and isinstance(value, int | float) and where.startswith("["):
+        return _text(value)  # a shell takes the quotes away, so that positive="1" comes as 1
     expected = {int: "a whole number", float: "a number", bool: "true or false"}
     raise ConfigError(f"{where} is {value!r}; give {expected.get(hint, 'a text, in quotes')}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +13,18 @@ import torch
 from fedminimax.config import CHOICES, ConfigError, Experiment, read_toml, write_toml
 from fedminimax.data.clients import Clients
 from fedminimax.data.folder import Reading
-from fedminimax.data.prepare import Split, auxiliary, prepare
+from fedminimax.data.prepare import Inputs, Split, auxiliary, inputs_of, prepare
 from fedminimax.data.sites import Schema
-from fedminimax.data.statistics import Standardiser
-from fedminimax.engine import checkpoint
-from fedminimax.engine.checkpoint import CheckpointError, write_bytes
-from fedminimax.engine.crew import Crew
-from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.lock import BusyError, alone
-from fedminimax.engine.simulate import Run, simulate
+from fedminimax.engine.backends.base import Backend
+from fedminimax.engine.backends.local import Local
+from fedminimax.engine.session import Run, Session
+from fedminimax.engine.settings import Callbacks
+from fedminimax.engine.state import checkpoint
+from fedminimax.engine.state.checkpoint import CheckpointError
+from fedminimax.engine.state.folder import RunFolder, json_text
 from fedminimax.engine.trainer import best_of
 from fedminimax.models.gan import Players
-from fedminimax.problems._network_problem import NetworkProblem
+from fedminimax.problems.network_problem import NetworkProblem
 from fedminimax.random import key
 from fedminimax.types import Algorithm, Point, Problem
 
@@ -85,12 +84,13 @@ def read(experiment: Experiment) -> Read:
                 rows[split] = held
         facts = {name: getattr(data, name) for name in FACTS if hasattr(data, name)}
         return Read(rows, facts, {}, None, list(getattr(data, "notes", [])))
-    return read_tables(data.read(), experiment.split)
+    least = experiment.problem.options.get("least_per_bin", 0)
+    return read_tables(data.read(), experiment.split, least)
 
 
-def read_tables(reading: Reading, split: Split) -> Read:
-    prepared = prepare(reading, split)
-    facts = {"features": len(prepared.standardiser.columns), "classes": prepared.schema.count}
+def read_tables(reading: Reading, split: Split, least: int = 0) -> Read:
+    prepared = prepare(reading, split, least)
+    facts = {"features": len(prepared.inputs.outputs), "classes": prepared.schema.count}
     return Read(prepared.rows, facts, prepared.about(), prepared.names, prepared.notes)
 
 
@@ -127,54 +127,34 @@ def run_experiment(
     folder: str | os.PathLike | None = None,
     resume: bool = False,
     built: Built | None = None,
-    crew: Crew | None = None,
+    backend: Backend | None = None,
     **callbacks: Any,
 ) -> Run:
-    """Runs an experiment; with a folder, everything about the run is written there."""
-    crew = crew or Crew()
+    """Runs an experiment; with a folder, everything about the run is written there.
+
+    - resume: go on with the run in the folder.
+    - built: the objects of the experiment, if they are at hand.
+    - backend: who carries the clients; None: this process.
+    - callbacks: those of `simulate`: on_record, on_round, interrupted, profile.
+    """
     built = built or build(experiment)
-    settings = experiment.run
-    place = RunFolder(folder) if folder is not None and crew.leads and not resume else None
-    fresh = place is not None and not place.path.exists()
-    if place is not None:
-        place.create()
-        with alone(place.path, 0.0):  # until it is begun
-            write_bytes(place.path / "config.toml", write_toml(settled(experiment)).encode())
-            place.write_json(PREPARATION, built.about)
-    try:
-        return simulate(
-            built.problem,
-            built.algorithm,
-            built.clients,
-            rounds=settings.rounds,
-            seed=settings.seed,
-            cohort=settings.cohort,
-            executor=settings.executor,
-            dtype=getattr(torch, settings.dtype),
-            device=settings.device,
-            precision=None if settings.precision is None else getattr(torch, settings.precision),
-            evaluate_every=settings.evaluate_every,
-            stop_early=settings.stop_early,
-            target=settings.target,
-            folder=folder,
-            allow_partial=settings.allow_partial,
-            checkpoint_every=settings.checkpoint_every,
-            measures=settings.measures,
-            store=settings.store,
-            messages=experiment.messages,
-            evaluate_clients=settings.evaluate_clients,
-            start=load(settings.start).module() if settings.start else None,
-            resume=resume,
-            crew=crew,
-            **callbacks,
-        )
-    except BusyError:  # what is there is another's
-        raise
-    except ValueError:
-        # Settings that no run can begin with leave no folder behind.
-        if place is not None and fresh and not place.history.exists():
-            shutil.rmtree(place.path)
-        raise
+    settings, documents = experiment.run, {}
+    if folder is not None:
+        documents["config.toml"] = write_toml(settled(experiment))
+        documents[PREPARATION] = json_text(built.about)
+    return Session(
+        problem=built.problem,
+        algorithm=built.algorithm,
+        clients=built.clients,
+        settings=settings,
+        messages=experiment.messages,
+        start=load(settings.start).module(best=False) if settings.start else None,
+        folder=folder,
+        resume=resume,
+        documents=documents,
+        backend=backend or Local(),
+        callbacks=Callbacks(**callbacks),
+    ).run()
 
 
 def settled(experiment: Experiment) -> dict[str, Any]:
@@ -215,20 +195,35 @@ def load(folder: str | os.PathLike, problem: Problem | None = None) -> Run:
         problem = make_problem(experiment, place.read_json(PREPARATION)["supplied"])
     tensors, about = checkpoint.read(place.final)
     point, best = Point(tensors["x"], tensors["y"]), best_of(tensors, about)
-    done = (place.read_history(), about["outcome"], about["round"], best)
-    return Run(problem, point, *done, tensors.get("moments"), place)
+    return Run(
+        problem=problem,
+        point=point,
+        history=place.read_history(),
+        outcome=about["outcome"],
+        rounds=about["round"],
+        best=best,
+        moments=tensors.get("moments"),
+        folder=place,
+    )
 
 
-def preparation(folder: str | os.PathLike) -> tuple[Schema, Standardiser]:
-    """How the rows of a run were read and scaled."""
+def preparation(folder: str | os.PathLike) -> tuple[Schema, Inputs]:
+    """How the rows of a run were read and encoded."""
     about = RunFolder(folder).read_json(PREPARATION)
     if "schema" not in about:
         raise CheckpointError(f"the run in {folder} was not trained on tables: it scores no rows")
-    return Schema.from_json(about["schema"]), Standardiser.from_json(about["standardiser"])
+    return Schema.from_json(about["schema"]), inputs_of(about)
 
 
-def scores(run: Run, features: torch.Tensor, best: bool = False) -> torch.Tensor:
-    """The score of each row, between 0 and 1: good for ranking; it is not a probability."""
+def scores(run: Run, features: torch.Tensor, best: bool | None = None) -> torch.Tensor:
+    """The score of each row, between 0 and 1: good for ranking; it is not a probability. `best` as
+    for `Run.module`."""
+    return torch.sigmoid(outputs_of(run, features, best))
+
+
+def outputs_of(run: Run, features: torch.Tensor, best: bool | None = None) -> torch.Tensor:
+    """What the network says of each row, of which `scores` are the sigmoid. `best` as for
+    `Run.module`."""
     module = run.module(best)
     with torch.no_grad():
         outputs = module(features.to(run.point.x)).reshape(len(features), -1)
@@ -237,13 +232,13 @@ def scores(run: Run, features: torch.Tensor, best: bool = False) -> torch.Tensor
             f"the run's network has {outputs.shape[1]} outputs per row, one for each class, so "
             "rows have no single score: use load(folder).module() from Python"
         )
-    # In double precision, so that large outputs do not tie at 1.
-    return torch.sigmoid(outputs[:, 0].double())
+    # In double precision, so that large outputs do not tie at 1 as scores.
+    return outputs[:, 0].double()
 
 
 def check_split(experiment: Experiment, data: Any) -> None:
     """Refuses what would have no effect on data that make their own clients."""
-    for name in ("train", "validation", "test", "positive_share", "standardise", "sites"):
+    for name in ("train", "validation", "test", "positive_share", "standardise", "bins", "sites"):
         if getattr(experiment.split, name) != getattr(Split, name):
             there = f"set {name} in [data]" if hasattr(data, name) else "leave it out"
             raise ConfigError(

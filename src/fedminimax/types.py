@@ -12,18 +12,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from fedminimax.blocks.precision import counting
 from fedminimax.blocks.schedules import Schedule
 
 Weights = Literal["uniform", "size"]
+Vectors = tuple[Tensor, ...]  # of a question to the clients, and of their answers
+Measures = dict[str, Any]  # by name; what is not a number is shown, not ranked
 # What is wrong with the reply of a client that has so many rows, if anything is.
-AnswerCheck = Callable[[tuple[Tensor, ...], int], str | None]
+AnswerCheck = Callable[[Vectors, int], str | None]
+# The four NamedTuples of a method; `Algorithm` alone stands for a method with any of them.
+Server = TypeVar("Server", default=Any)
+Down = TypeVar("Down", default=Any)
+Client = TypeVar("Client", default=Any)
+Up = TypeVar("Up", default=Any)
 MOST_VARIABLES = 50  # that a record of a run holds
 HOST = torch.device("cpu")
 
@@ -130,7 +138,7 @@ def _real(number: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(number, dtype=dtype, device=device)
 
 
-class Ask(Protocol):
+class Query(Protocol):
     """How a problem learns from its clients outside training: a question goes out, vectors come
     back.
 
@@ -139,11 +147,11 @@ class Ask(Protocol):
     the simulator, where exact pooled measures can be had. Every call is counted.
 
     >>> from fedminimax.data.clients import Clients
-    >>> from fedminimax.engine.ask import SimulatedAsk
+    >>> from fedminimax.engine.query import LocalQuery
     >>> from fedminimax.problems.functions import Minimax
     >>> problem = Minimax(lambda x, y, b: b.mean((b.rows[0] - x) ** 2).sum(), torch.zeros(1))
     >>> clients = Clients([(torch.full((2, 1), 1.0),), (torch.full((5, 1), 3.0),)])
-    >>> ask = SimulatedAsk(problem, clients, "train", clients.weight_vector("uniform"))
+    >>> ask = LocalQuery(problem, clients, "train", clients.weight_vector("uniform"))
     >>> ask.mean("loss", torch.zeros(1), torch.zeros(0))
     (tensor(5.),)
     """
@@ -179,7 +187,7 @@ class Problem(ABC):
     depth: int = 1  # K, the number of levels
     monitor: str = "loss"  # the metric that chooses the best round
     larger_is_better: bool = False
-    client_weights: Weights = "uniform"  # unless the run says otherwise
+    client_weights: Weights = "size"  # unless the run says otherwise
     maximised: bool = True  # does y ascend? If not, it is a method's to set, or stays as it is
     # A problem whose best y for a given x follows from means over rows says how: rows -> numbers,
     # mean numbers -> y.
@@ -223,14 +231,12 @@ class Problem(ABC):
     def project_y(self, y: Tensor, /) -> Tensor:
         return y
 
-    def prepare(self, ask: Ask) -> Problem:
+    def prepare(self, ask: Query) -> Problem:
         """The problem with what only the clients' training rows can tell (a prior, say), before
         round 0."""
         return self
 
-    def answer(
-        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         """A client's reply, computed on all its rows of the split asked about."""
         if question == "inner":
             return (self.inner(int(vectors[1]), vectors[0], batch),)
@@ -240,7 +246,7 @@ class Problem(ABC):
 
         return questions.answer(self, question, vectors, batch)
 
-    def moments(self, point: Point, ask: Ask) -> Tensor | None:
+    def moments(self, point: Point, ask: Query) -> Tensor | None:
         """What evaluating at a point needs to know of the training rows: batch-norm moments."""
         return None
 
@@ -248,14 +254,14 @@ class Problem(ABC):
         """The torch module that a point describes."""
         raise ValueError(f"{type(self).__name__} has no torch module; its solution is the point")
 
-    def variables(self, point: Point, ask: Ask) -> dict[str, float]:
+    def variables(self, point: Point, ask: Query) -> dict[str, float]:
         """The few numbers of a point that mean something one by one, for the record of a run: the
         dual, if it is short. Clients are not asked anything; `ask` has their names."""
         if point.y.numel() > MOST_VARIABLES:
             return {}
         return {f"y{number}": value for number, value in enumerate(point.y.tolist(), start=1)}
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
         """Named measures at the server's point. A name that is not a number (a list of sites, say)
         is shown, not ranked."""
         value = point.x
@@ -284,17 +290,17 @@ class Phase(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Generic[Server, Down, Client, Up]):
     """A method: its hyper-parameters, and pure functions between four kinds of NamedTuple.
 
-    Server lives at the server, Down is all that travels down, Client lives at a client during a
-    phase, Up is all that travels up. The server sees only the weighted mean of Up. What a method
-    does not define, it inherits, and what is inherited is plain averaging of a Point. So local
-    gradient descent is one function:
+    `Server` is the server's state, `Down` is all that travels down, `Client` is a client's state
+    during a phase, `Up` is all that travels up; a method names its own in square brackets. The
+    server sees only the weighted mean of `Up`. A method inherits what it does not define, and what
+    it inherits is plain averaging of a Point. So local gradient descent is one function:
 
     >>> from fedminimax.problems.gradients import gradients
     >>> @dataclass(frozen=True)
-    ... class Descent(Algorithm):
+    ... class Descent(Algorithm[Point, Point, Point, Point]):
     ...     lr: float = 0.5
     ...     local_steps: int = 1
     ...     def local_step(self, problem, down, client, batch, clock):
@@ -312,6 +318,7 @@ class Algorithm:
     partial: ClassVar[bool] = False  # does its theory allow some clients to be away?
     auxiliary: ClassVar[bool] = False  # does it need rows at the server? Then only in simulations
     maximises: ClassVar[bool] = True  # does it move y?
+    robust: ClassVar[bool] = True  # may a robust reducer stand in for the mean of its replies?
     levels: ClassVar[int | None] = 1  # the depth of problem that it solves; None: any
     solves: ClassVar[str] = ""  # in words, where `maximises` and `levels` do not say it
     reference: ClassVar[str] = ""
@@ -328,32 +335,49 @@ class Algorithm:
         """The method for a run on that problem."""
         return self
 
-    def init_server(self, problem: Problem, start: Point) -> Any:
-        return start
+    # What is inherited works on Points: of a method with other states, `Any` stands for the fields
+    # x and y that these have too.
 
-    def init_client(self, problem: Problem, down: Any, batch: Draw | None) -> Any:
-        """The state of a client met for the first time; only the `keep` fields are stored."""
-        return None
+    def init_server(self, problem: Problem, start: Point) -> Server:
+        """The server's state before the first round."""
+        point: Any = start
+        return point
 
-    def broadcast(self, server: Any, clock: Clock) -> Any:
-        return Point(server.x, server.y)
+    def init_client(self, problem: Problem, down: Down, batch: Draw | None) -> Client:
+        """The state of a client met for the first time; only its `keep` fields are stored."""
+        nothing: Any = None
+        return nothing
 
-    def receive(self, down: Any, client: Any, clock: Clock) -> Any:
-        """The client at the start of a phase. Of `client` only what it kept or carries is there."""
-        return Point(down.x, down.y)
+    def broadcast(self, server: Server, clock: Clock) -> Down:
+        """What travels down."""
+        state: Any = server
+        point: Any = Point(state.x, state.y)
+        return point
+
+    def receive(self, down: Down, client: Client, clock: Clock) -> Client:
+        """The client at the start of a phase. `client` has only the fields that it kept from the
+        round before (`keep`) or carries from the phase before (`carry`)."""
+        sent: Any = down
+        point: Any = Point(sent.x, sent.y)
+        return point
 
     def local_step(
-        self, problem: Problem, down: Any, client: Any, batch: Draw, clock: Clock
-    ) -> Any:
+        self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
+    ) -> Client:
         """One step of a client; a method whose phases all name their own needs none."""
         raise TypeError(f"{type(self).__name__} does not say what a local step is: add local_step")
 
-    def send(self, down: Any, client: Any, clock: Clock) -> tuple[Any, Any]:
+    def send(self, down: Down, client: Client, clock: Clock) -> tuple[Up, Client]:
         """What travels up, and the client that stays behind."""
-        return Point(client.x, client.y), client
+        state: Any = client
+        point: Any = Point(state.x, state.y)
+        return point, client
 
-    def aggregate(self, problem: Problem, server: Any, mean: Any, clock: Clock) -> Any:
-        return server._replace(x=mean.x, y=mean.y)
+    def aggregate(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
+        """The server's state after a phase, from the weighted mean of what clients sent."""
+        state: Any = server
+        point: Any = mean
+        return state._replace(x=point.x, y=point.y)
 
     def phase(self, **changes: Any) -> Phase:
         """The usual exchange, with changes."""
@@ -362,9 +386,10 @@ class Algorithm:
         return usual._replace(**changes) if changes else usual
 
     def phases(self, round: int) -> tuple[Phase, ...]:
+        """The exchanges of a round, in order."""
         return (self.phase(),)
 
-    def draw_cohort(self, server: Any, phase: int, uniform: np.ndarray) -> np.ndarray | None:
+    def draw_cohort(self, server: Server, phase: int, uniform: np.ndarray) -> np.ndarray | None:
         """The clients of a phase, if the method draws them from its own state: ascending numbers,
         possibly repeated. `uniform` holds one number in [0, 1) per client asked for. None: the
         engine draws them evenly and without repetition."""
@@ -372,14 +397,16 @@ class Algorithm:
 
     def steps(self, round: int, client: int) -> int:
         """Local steps of a client in a round, for the phases that do not say it themselves."""
-        return getattr(self, "local_steps", 1)
+        return int(getattr(self, "local_steps", 1))
 
     def stage(self, round: int) -> int:
+        """The stage that a round belongs to; rates may depend on it."""
         return 0
 
-    def point(self, server: Any) -> Point:
+    def point(self, server: Server) -> Point:
         """What the run returns and evaluates."""
-        return Point(server.x, server.y)
+        state: Any = server
+        return Point(state.x, state.y)
 
 
 def check_rate(owner: str, name: str, value: Any) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Generic, Self
 
 import torch
 from torch import Tensor
 
 from fedminimax.blocks.projections import simplex
-from fedminimax.types import Algorithm, Clock
+from fedminimax.types import Algorithm, Client, Clock, Down, Server, Up
 
 MOST_CLIENTS = 10_000
 
 
 @dataclass(frozen=True)
-class ClientWeights(Algorithm):
+class ClientWeights(Algorithm[Server, Down, Client, Up], Generic[Server, Down, Client, Up]):
     """min over x, max over weights on the simplex of sum_k weights_k f_k(x).
 
     The server must learn one number from each client, and sees only means: a client sends a vector
@@ -25,6 +25,7 @@ class ClientWeights(Algorithm):
     clients: int | None = field(default=None, kw_only=True)  # N; None: as many as the run has
     partial: ClassVar[bool] = True
     maximises: ClassVar[bool] = False
+    robust: ClassVar[bool] = False  # a median of vectors with one entry each is zero
     solves: ClassVar[str] = "minimisation of the worst client's loss"
 
     def __post_init__(self) -> None:
@@ -32,7 +33,7 @@ class ClientWeights(Algorithm):
         count, name = self.clients, type(self).__name__
         if count is None:
             return
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        if type(count) is not int or count < 1:
             raise ValueError(f"{name}: clients is {count!r}; give how many clients there are")
         if count > MOST_CLIENTS:
             raise ValueError(

@@ -46,7 +46,8 @@ class Collecting(DescentAscent):
     partial: ClassVar[bool] = True
 
     def init_server(self, problem: Problem, start: Point) -> Any:
-        return Server(*start, torch.zeros_like(start.x), torch.zeros_like(start.y))
+        none_x, none_y = torch.zeros_like(start.x), torch.zeros_like(start.y)
+        return Server(x=start.x, y=start.y, control_x=none_x, control_y=none_y)
 
     def collecting(self, **changes: Any) -> Phase:
         hooks: dict[str, Any] = {
@@ -58,9 +59,15 @@ class Collecting(DescentAscent):
         }
         return self.phase(**{**hooks, **changes})
 
-    def receive_point(self, down: Any, client: Any, clock: Clock) -> Client:
-        none = torch.zeros_like(down.x), torch.zeros_like(down.y)
-        return Client(down.x, down.y, down.x, down.y, *none)
+    def receive_point(self, down: Point | Server, client: Client, clock: Clock) -> Client:
+        return Client(
+            x=down.x,
+            y=down.y,
+            origin_x=down.x,
+            origin_y=down.y,
+            control_x=torch.zeros_like(down.x),
+            control_y=torch.zeros_like(down.y),
+        )
 
     def collect(
         self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock
@@ -74,8 +81,15 @@ class Collecting(DescentAscent):
     def set_control(self, problem: Problem, server: Any, mean: Control, clock: Clock) -> Any:
         return server._replace(control_x=mean.control_x, control_y=mean.control_y)
 
-    def receive(self, down: Any, client: Any, clock: Clock) -> Client:
-        return Client(client.origin_x, client.origin_y, *client)
+    def receive(self, down: Any, client: Client, clock: Clock) -> Client:
+        return Client(
+            x=client.origin_x,
+            y=client.origin_y,
+            origin_x=client.origin_x,
+            origin_y=client.origin_y,
+            control_x=client.control_x,
+            control_y=client.control_y,
+        )
 
 
 @dataclass(frozen=True)

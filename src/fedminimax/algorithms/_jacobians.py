@@ -1,22 +1,22 @@
-"""What the parallelised methods share that estimate each level's Jacobian as a matrix.
+"""What NLASG, SCSC and SMVR share, which estimate each level's Jacobian as a matrix: settings,
+first estimates, what is sent, and the product of Jacobians.
 
-They were written for one machine. The Fed-DR-SCGD paper runs them at every client and averages x,
-the inner values and the Jacobians in every round (papers/fed-dr-scgd.txt, Section 5.1).
+They were written for one machine. In the experiments of the Fed-DR-SCGD paper (Gao, ICML 2024,
+Section 5.1) every client runs them, and x, the inner values and the Jacobians are averaged.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
+from fedminimax.algorithms._compositions import SampledLevels
 from fedminimax.algorithms._tracked import check_weight
-from fedminimax.blocks.schedules import Rate, at
-from fedminimax.problems.gradients import gradients, inner_jacobian
-from fedminimax.types import Algorithm, Batch, Clock, Draw, Phase, Point, Problem
+from fedminimax.blocks.schedules import Rate
+from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
 Sent = Literal["dense", "structured"]
 
@@ -32,35 +32,15 @@ class Levels(NamedTuple):
 class Server(NamedTuple):
     x: Tensor
     y: Tensor  # of length 0
-    inner: tuple[Tensor, ...] = ()  # nothing before the first replies
-    jacobians: tuple[Tensor, ...] = ()
-
-
-class Level(NamedTuple):
-    """A level on one batch. The last level's value is nobody's input, so it has none."""
-
-    problem: Problem
-    number: int
-    batch: Batch
-
-    def value(self, at: Tensor) -> Tensor:
-        if self.number == self.problem.depth:
-            return at[:0]
-        return self.problem.inner(self.number, at, self.batch)
-
-    def value_and_jacobian(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        if self.number == self.problem.depth:
-            return at[:0], gradients(self.problem, Point(at, at[:0]), (self.batch,)).x
-        return inner_jacobian(self.problem, self.number, at, self.batch)
+    inner: tuple[Tensor, ...]  # nothing before the first replies, as for the Jacobians
+    jacobians: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class JacobianMethod(Algorithm):
-    """Each client moves along the product of its Jacobians, and then tracks every level, from the
-    first to the last, on one fresh batch per level; the server averages x, values and Jacobians.
-
-    A method without Jacobian estimates of its own has those of its last step averaged, and its next
-    step moves along the product of the averages.
+    """The server averages x, all inner values and all Jacobians; a client's first estimates are its
+    own. A method without Jacobian estimates has those of its last step averaged, and its next step
+    moves along the product of the averages.
 
     sent: "dense" sends every entry of a Jacobian, as the Fed-DR-SCGD paper counts. "structured"
     sends only those that differ between rows or points, if the problem says which they are
@@ -93,80 +73,38 @@ class JacobianMethod(Algorithm):
         if not self.most_gb > 0:
             raise ValueError(f"{name}: most_gb is {self.most_gb!r}; give a number above 0")
 
-    @abstractmethod
-    def track(
-        self,
-        level: Level,
-        value: Tensor,
-        jacobian: Tensor,
-        old: Tensor,
-        new: Tensor,
-        rate: Tensor | float,
-    ) -> tuple[Tensor, Tensor]:
-        """The level's new value and Jacobian, from those before; its input goes from `old` to
-        `new`."""
-
-    def direction(self, client: Any, jacobians: tuple[Tensor, ...]) -> Tensor:
-        return product(jacobians)
-
-    def bounded(self, jacobian: Tensor) -> Tensor:
-        """An estimate of a Jacobian, as it is kept."""
-        return jacobian
-
     def init_server(self, problem: Problem, start: Point) -> Server:
-        return Server(*start)
+        return Server(x=start.x, y=start.y, inner=(), jacobians=())
 
     def init_client(self, problem: Problem, down: Levels, batch: Draw | None) -> Any:
         assert batch is not None
-        values = [down.x]
-        for number in range(1, problem.depth):
-            values.append(problem.inner(number, values[-1], batch[number - 1]))
-        self.check_memory(values)
-        jacobians = tuple(
-            self.bounded(Level(problem, number, rows).value_and_jacobian(value)[1])
-            for number, (value, rows) in enumerate(zip(values, batch, strict=True), start=1)
-        )
-        return Levels(down.x, tuple(values[1:]), self.packed(problem, jacobians))
+        F, h = SampledLevels(problem, batch), [down.x]
+        for k in range(1, problem.depth):
+            h.append(F.value(k, h[k - 1]))
+        self.check_memory(h)
+        inner = [F.value_and_jacobian(k, h[k - 1])[1] for k in range(1, problem.depth)]
+        jacobians = self.packed(problem, (*inner, F.slope(h[-1])))
+        return Levels(x=down.x, inner=tuple(h[1:]), jacobians=jacobians)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         receive = self.receive if round else self.receive_first
         return (self.phase(receive=receive, gradients=self.step_gradients),)
 
     def broadcast(self, server: Server, clock: Clock) -> Levels:
-        return Levels(server.x, server.inner, server.jacobians)
+        return Levels(x=server.x, inner=server.inner, jacobians=server.jacobians)
 
     def receive_first(self, down: Levels, client: Any, clock: Clock) -> Any:
         """Before there are averages, every client has its own."""
-        return Levels(down.x, client.inner, client.jacobians)
+        return Levels(x=down.x, **client._asdict())
 
     def receive(self, down: Levels, client: Any, clock: Clock) -> Any:
         return down
 
-    def local_step(
-        self, problem: Problem, down: Levels, client: Any, batch: Draw, clock: Clock
-    ) -> Any:
-        rate, before = at(self.averaging_rate, clock), self.unpacked(problem, client.jacobians)
-        along = self.direction(client, before)
-        x = problem.project_x(client.x - at(self.lr, clock) * along)
-        old, new, inner, jacobians = client.x, x, (), ()
-        # What the last level has for a value is of length 0, as is what it is tracked from.
-        values = (*client.inner, client.x[:0])
-        for number, (value, jacobian) in enumerate(zip(values, before, strict=True), start=1):
-            level = Level(problem, number, batch[number - 1])
-            tracked, fresh = self.track(level, value, jacobian, old, new, rate)
-            jacobians = (*jacobians, fresh)
-            old, new, inner = value, tracked, (*inner, tracked)
-        return self.stepped(Levels(x, inner[:-1], self.packed(problem, jacobians)), along, rate)
-
-    def stepped(self, reached: Levels, along: Tensor, rate: Tensor | float) -> Any:
-        """The client after a step along `along`."""
-        return reached
-
     def send(self, down: Levels, client: Any, clock: Clock) -> tuple[Levels, Any]:
-        return Levels(client.x, client.inner, client.jacobians), client
+        return Levels(x=client.x, inner=client.inner, jacobians=client.jacobians), client
 
     def aggregate(self, problem: Problem, server: Server, mean: Levels, clock: Clock) -> Server:
-        return Server(mean.x, server.y, mean.inner, mean.jacobians)
+        return Server(x=mean.x, y=server.y, inner=mean.inner, jacobians=mean.jacobians)
 
     def packed(self, problem: Problem, jacobians: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The Jacobians as they are kept and sent."""

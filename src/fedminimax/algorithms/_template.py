@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import average, plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Point, Problem
 
@@ -25,7 +26,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Template(Algorithm):
+class Template(Algorithm[Server, Point, Client, Point]):
     """Descent ascent with momentum in x at the clients (authors, title, where, which algorithm).
 
     The update in plain maths, in the words of docs/words.md:
@@ -46,20 +47,19 @@ class Template(Algorithm):
     reference: ClassVar[str] = "authors, title, venue, year, algorithm number"
 
     def init_server(self, problem: Problem, start: Point) -> Server:
-        return Server(*start)
+        return Server(x=start.x, y=start.y)
 
     def init_client(self, problem: Problem, down: Point, batch: Draw | None) -> Client:
-        return Client(down.x, down.y, torch.zeros_like(down.x))
+        return Client(x=down.x, y=down.y, momentum=torch.zeros_like(down.x))
 
-    def receive(self, down: Point, client: Any, clock: Clock) -> Client:
-        return Client(down.x, down.y, client.momentum)
+    def receive(self, down: Point, client: Client, clock: Clock) -> Client:
+        return Client(x=down.x, y=down.y, momentum=client.momentum)
 
     def local_step(
         self, problem: Problem, down: Point, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         grad = gradients(problem, Point(client.x, client.y), batch)
-        rate = self.momentum_rate
-        momentum = (1 - rate) * client.momentum + rate * grad.x  # line or equation number
-        x = problem.project_x(client.x - at(self.primal_lr, clock) * momentum)
-        y = problem.project_y(client.y + at(self.dual_lr, clock) * grad.y)
-        return Client(x, y, momentum)
+        momentum = average(client.momentum, grad.x, self.momentum_rate)  # line or equation number
+        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), momentum))
+        y = problem.project_y(plus(client.y, at(self.dual_lr, clock), grad.y))
+        return Client(x=x, y=y, momentum=momentum)

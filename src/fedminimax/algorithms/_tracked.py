@@ -1,26 +1,24 @@
-"""What methods share that move along an average of gradients and track it at the point they reach.
-
-The average begins with a first batch at every client; afterwards points and averages travel
-together.
-"""
+"""Methods that move along an estimate of the gradients and update it at the point they reach: what
+travels, and what they check."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from fedminimax.blocks.schedules import Rate, Schedule, at
-from fedminimax.blocks.storm import storm
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
 
 class Tracked(NamedTuple):
-    """A point with its averages of gradients: at the server, at a client, and on the way."""
+    """A point and the estimates of the gradients there: at the server, at a client, and on the
+    way."""
 
     x: Tensor
     y: Tensor
@@ -33,73 +31,81 @@ class Momenta(NamedTuple):
     momentum_y: Tensor
 
 
+Server = TypeVar("Server", default=Tracked)
+Down = TypeVar("Down", default=Tracked)
+
+
 @dataclass(frozen=True)
-class MoveThenTrack(Algorithm):
-    """All four vectors are averaged in every round; the first begins with each client's own
-    gradients, on `init_batches` batches of its own."""
+class FourVectors(Algorithm[Server, Down, Tracked, Tracked], Generic[Server, Down]):
+    """What travels: the point and both estimates, up and down. In the first round only the point
+    goes down, and a client starts from its own estimates."""
 
     keep: ClassVar[tuple[str, ...]] = ("momentum_x", "momentum_y")  # for the first round
     init_batches: ClassVar[int] = 1
 
-    def init_server(self, problem: Problem, start: Point) -> Any:
-        return Tracked(*start, torch.zeros_like(start.x), torch.zeros_like(start.y))
+    def init_server(self, problem: Problem, start: Point) -> Server:
+        none_x, none_y = torch.zeros_like(start.x), torch.zeros_like(start.y)
+        server: Any = Tracked(x=start.x, y=start.y, momentum_x=none_x, momentum_y=none_y)
+        return server
 
-    def init_client(self, problem: Problem, down: Any, batch: Draw | None) -> Any:
+    def init_client(self, problem: Problem, down: Any, batch: Draw | None) -> Tracked:
         assert batch is not None
         grad = gradients(problem, Point(down.x, down.y), batch)
-        return Tracked(down.x, down.y, *grad)
+        return Tracked(x=down.x, y=down.y, momentum_x=grad.x, momentum_y=grad.y)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        return (self.first_phase() if round == 0 else self.phase(),)
+        return (self.phase() if round else self.first_phase(),)
 
     def first_phase(self, **changes: Any) -> Phase:
         """The usual exchange, before there are averages that could travel down."""
-        hooks = {"broadcast": self.broadcast_point, "receive": self.receive_first}
-        return self.phase(**{**hooks, **changes})
+        first = self.phase(broadcast=self.broadcast_point, receive=self.receive_point)
+        return first._replace(**changes)
 
-    def broadcast_point(self, server: Any, clock: Clock) -> Point:
-        return Point(server.x, server.y)
+    def broadcast_point(self, server: Server, clock: Clock) -> Point:
+        state: Any = server
+        return Point(state.x, state.y)
 
-    def broadcast(self, server: Any, clock: Clock) -> Any:
-        return server
+    def receive_point(self, down: Point, client: Tracked, clock: Clock) -> Tracked:
+        """The server's point, and the client's own estimates."""
+        return tracked_at(down, client)
 
-    def receive_first(self, down: Any, client: Any, clock: Clock) -> Any:
-        return Tracked(down.x, down.y, client.momentum_x, client.momentum_y)
+    def broadcast(self, server: Server, clock: Clock) -> Down:
+        state: Any = server
+        return state
 
-    def receive(self, down: Any, client: Any, clock: Clock) -> Any:
-        return Tracked(down.x, down.y, down.momentum_x, down.momentum_y)
+    def receive(self, down: Down, client: Tracked, clock: Clock) -> Tracked:
+        sent: Any = down
+        return tracked_at(Point(sent.x, sent.y), sent)
 
-    def send(self, down: Any, client: Any, clock: Clock) -> tuple[Tracked, Any]:
-        return Tracked(client.x, client.y, client.momentum_x, client.momentum_y), client
+    def send(self, down: Down, client: Tracked, clock: Clock) -> tuple[Tracked, Tracked]:
+        return client, client
 
-    def send_momenta(self, down: Any, client: Any, clock: Clock) -> tuple[Momenta, Any]:
+    def send_momenta(self, down: Any, client: Tracked, clock: Clock) -> tuple[Momenta, Tracked]:
         return Momenta(client.momentum_x, client.momentum_y), client
 
-    def aggregate(self, problem: Problem, server: Any, mean: Any, clock: Clock) -> Any:
-        return server._replace(**mean._asdict())
+    def aggregate(self, problem: Problem, server: Server, mean: Tracked, clock: Clock) -> Server:
+        """The server with the averages in the place of what it had."""
+        state: Any = server
+        return state._replace(**mean._asdict())
+
+    def set_momenta(self, problem: Problem, server: Server, mean: Momenta, clock: Clock) -> Server:
+        state: Any = server
+        return state._replace(momentum_x=mean.momentum_x, momentum_y=mean.momentum_y)
 
 
-def storm_tracked(
-    problem: Problem,
-    client: Any,
-    new: Point,
-    batch: Draw,
-    primal_rate: Tensor | float,
-    dual_rate: Tensor | float,
-) -> Tracked:
-    """The client at a new point, with STORM estimates there: both gradients on the same rows."""
-    before = gradients(problem, Point(client.x, client.y), batch)
-    after = gradients(problem, new, batch)
+def tracked_at(point: Point, estimates: Tracked) -> Tracked:
+    """A point with estimates, which may come from another state."""
     return Tracked(
-        *new,
-        storm(client.momentum_x, after.x, before.x, primal_rate),
-        storm(client.momentum_y, after.y, before.y, dual_rate),
+        x=point.x,
+        y=point.y,
+        momentum_x=estimates.momentum_x,
+        momentum_y=estimates.momentum_y,
     )
 
 
 def check_weight(owner: str, name: str, *rates: Rate) -> None:
-    """The weight of a new value, a product of rates, is at most 1 when a run begins: beyond it the
-    average would overshoot."""
+    """The weight of a new value, a product of rates, must be at most 1 when a run begins: beyond it
+    the average would overshoot."""
     value = math.prod(float(at(rate, Clock.at())) for rate in rates)
     if value > 1:
         begins = "begins at" if any(isinstance(rate, Schedule) for rate in rates) else "is"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AFL(ClientWeights):
+class AFL(ClientWeights[Server, Down, Up, Up]):
     """Agnostic federated learning (Mohri, Sivek and Suresh, ICML 2019, Stochastic-AFL).
 
     The server holds weights on the simplex over the N clients. In each round every client that
@@ -61,23 +61,22 @@ class AFL(ClientWeights):
             raise ValueError(f'AFL: output is {self.output!r}; give "average" or "last"')
 
     def init_server(self, problem: Problem, start: Point) -> Server:
-        # A copy: two names for one tensor are another graph than two tensors.
-        return Server(*start, self.even(start.x), start.x)
+        return Server(x=start.x, y=start.y, weights=self.even(start.x), average=start.x)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         return (self.phase(weights="uniform"),)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
-        return Down(server.x, server.y, server.weights)
+        return Down(x=server.x, y=server.y, weights=server.weights)
 
-    def receive(self, down: Down, client: Any, clock: Clock) -> Up:
-        return Up(torch.zeros_like(down.x), torch.zeros_like(down.weights))
+    def receive(self, down: Down, client: Up, clock: Clock) -> Up:
+        return Up(gradient=torch.zeros_like(down.x), losses=torch.zeros_like(down.weights))
 
     def local_step(self, problem: Problem, down: Down, client: Up, batch: Draw, clock: Clock) -> Up:
         grad = gradients(problem, Point(down.x, down.y), batch)
         loss = problem.outer(down.x, down.y, batch[-1])
         own = self.own_entry(torch.ones_like(loss), clock) @ down.weights
-        return Up(own * grad.x, self.own_entry(loss, clock))
+        return Up(gradient=own * grad.x, losses=self.own_entry(loss, clock))
 
     def send(self, down: Down, client: Up, clock: Clock) -> tuple[Up, Up]:
         return client, client
@@ -85,8 +84,12 @@ class AFL(ClientWeights):
     def aggregate(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
         x = problem.project_x(server.x - at(self.lr, clock) * self.count * mean.gradient)
         lr, losses = at(self.weights_lr, clock), self.count * mean.losses
-        average = server.average + (x - server.average) / (clock.round + 1)
-        return Server(x, server.y, self.ascend(server.weights, lr, losses), average)
+        return Server(
+            x=x,
+            y=server.y,
+            weights=self.ascend(server.weights, lr, losses),
+            average=server.average + (x - server.average) / (clock.round + 1),
+        )
 
     def point(self, server: Server) -> Point:
         return Point(server.average if self.output == "average" else server.x, server.y)

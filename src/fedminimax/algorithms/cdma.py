@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedminimax.algorithms._corrected import Client, Control, Corrected, Server, since_origin
@@ -53,7 +54,9 @@ class Collected(Corrected):
         )
 
     def broadcast_all(self, server: Any, clock: Clock) -> Server:
-        return Server(server.x, server.y, server.control_x, server.control_y)
+        return Server(
+            x=server.x, y=server.y, control_x=server.control_x, control_y=server.control_y
+        )
 
     def direction(
         self, problem: Problem, down: Control | Server, client: Client, batch: Draw
@@ -130,8 +133,14 @@ class CDMAADA(Collected):
     reference: ClassVar[str] = REFERENCE
 
     def init_server(self, problem: Problem, start: Point) -> AdaServer:
-        first = super().init_server(problem, start)
-        return AdaServer(*first, previous_x=start.x, previous_y=start.y)
+        return AdaServer(
+            x=start.x,
+            y=start.y,
+            control_x=torch.zeros_like(start.x),
+            control_y=torch.zeros_like(start.y),
+            previous_x=start.x,
+            previous_y=start.y,
+        )
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         if round == 0:
@@ -150,7 +159,12 @@ class CDMAADA(Collected):
         return 1 - (rate.clamp(max=1.0) if isinstance(rate, Tensor) else min(rate, 1.0))
 
     def broadcast_points(self, server: AdaServer, clock: Clock) -> Points:
-        return Points(server.x, server.y, server.previous_x, server.previous_y)
+        return Points(
+            x=server.x,
+            y=server.y,
+            previous_x=server.previous_x,
+            previous_y=server.previous_y,
+        )
 
     def collect_change(
         self, problem: Problem, down: Points, client: Client, batch: Draw, clock: Clock

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedminimax.algorithms._stagewise import StageAveraged
+from fedminimax.algorithms.coda_plus import Client, CodaPlus
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 
@@ -16,10 +16,12 @@ class Primal(NamedTuple):
 
 
 class Estimate(NamedTuple):
+    """A client in the exchange that ends a stage: what it keeps, and its statistics."""
+
     center: Tensor
     sum_x: Tensor
     sum_y: Tensor
-    count: Tensor
+    taken: Tensor
     stage: Tensor
     statistics: Tensor
 
@@ -29,7 +31,7 @@ class Statistics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Coda(StageAveraged):
+class Coda(CodaPlus):
     """CODA (Guo et al., ICML 2020), as described by Yuan et al., ICML 2021, Section 4.
 
     CODA+ and, after each stage, one more exchange: every client draws `dual_batches` batches and
@@ -39,8 +41,10 @@ class Coda(StageAveraged):
 
     *Differs from the paper*: a client sends sums and counts per class, not the difference of its
     class means: equal when the clients' samples have the same class shares, and defined when a
-    client's sample lacks a class. The original paper's text was not at hand; its rule is taken from
-    the ICML 2021 paper.
+    client's sample lacks a class. The ICML 2021 paper says that CODA computes the dual from the
+    primal and a large batch after each stage, and gives no formula. The rule here is the dual that
+    maximises the objective for given weights, in closed form (Ying, Wen and Lyu, Stochastic Online
+    AUC Maximization, NeurIPS 2016).
     """
 
     dual_batches: int = 8
@@ -64,8 +68,8 @@ class Coda(StageAveraged):
         return (
             *phases,
             Phase(
-                broadcast=lambda server, clock: Primal(server.x),
-                receive=self.receive_nothing,
+                broadcast=self.broadcast_primal,
+                receive=self.receive_primal,
                 local_step=self.add_statistics,
                 send=self.send_statistics,
                 aggregate=self.restart_dual,
@@ -74,8 +78,18 @@ class Coda(StageAveraged):
             ),
         )
 
-    def receive_nothing(self, down: Primal, client: Any, clock: Clock) -> Estimate:
-        return Estimate(*client, statistics=down.x.new_zeros(()))
+    def broadcast_primal(self, server: Point, clock: Clock) -> Primal:
+        return Primal(server.x)
+
+    def receive_primal(self, down: Primal, client: Client, clock: Clock) -> Estimate:
+        return Estimate(
+            center=client.center,
+            sum_x=client.sum_x,
+            sum_y=client.sum_y,
+            taken=client.taken,
+            stage=client.stage,
+            statistics=down.x.new_zeros(()),
+        )
 
     def add_statistics(
         self, problem: Problem, down: Primal, client: Estimate, batch: Draw, clock: Clock

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._stagewise import StagewiseProximal
-from fedminimax.blocks.schedules import Rate, at
-from fedminimax.blocks.vectors import average, chosen, plus
-from fedminimax.types import Clock, Draw, Phase, Point, Problem
+from fedminimax.blocks.schedules import Rate, Stagewise, at
+from fedminimax.blocks.stages import check_growth, grown, stage_of
+from fedminimax.blocks.vectors import average, chosen, plus, plus_difference
+from fedminimax.problems.gradients import gradients
+from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
 
 class Server(NamedTuple):
@@ -45,7 +46,7 @@ class Up(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Codasca(StagewiseProximal):
+class Codasca(Algorithm[Server, Down, Client, Up]):
     """CODASCA (Yuan, Guo et al., Federated Deep AUC Maximization, ICML 2021, Algorithms 3 and 4).
 
     A stage starts at x_0 with all controls 0. With g the gradients of f_k + proximal/2 |x - x_0|^2,
@@ -70,6 +71,12 @@ class Codasca(StagewiseProximal):
     share that took part, and a client's centre is the first point that it gets in a stage.
     """
 
+    lr: Rate = Stagewise(0.1, factor=3.0)  # eta_l
+    proximal: Rate = 2e-3  # gamma, as the coefficient of x - x_0
+    local_steps: int = 8  # I
+    stage_rounds: int = 100  # R_s
+    stage_growth: float = 1.0
+    local_steps_growth: float = 1.0
     server_lr: Rate = 1.0  # eta_g
     keep: ClassVar[tuple[str, ...]] = ("center", "control_x", "control_y", "stage")
     solves: ClassVar[str] = "minimax: PL-strongly concave"
@@ -77,13 +84,38 @@ class Codasca(StagewiseProximal):
         "Yuan et al., Federated Deep AUC Maximization for Heterogeneous Data, ICML 2021, Alg. 3-4"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_growth(self.stage_growth, self.local_steps_growth)
+
+    def stage(self, round: int) -> int:
+        return stage_of(round, self.stage_rounds, self.stage_growth).number
+
+    def steps(self, round: int, client: int) -> int:
+        return grown(self.local_steps, self.local_steps_growth, self.stage(round))
+
+    def ends(self, round: int) -> bool:
+        """Is this the last round of a stage?"""
+        return round == stage_of(round, self.stage_rounds, self.stage_growth).last_round
+
     def init_server(self, problem: Problem, start: Point) -> Server:
-        return Server(*start, torch.zeros_like(start.x), torch.zeros_like(start.y))
+        none = Point(torch.zeros_like(start.x), torch.zeros_like(start.y))
+        return Server(x=start.x, y=start.y, control_x=none.x, control_y=none.y)
 
     def init_client(self, problem: Problem, down: Down, batch: Draw | None) -> Client:
-        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        stage = torch.tensor(-1, device=down.x.device)
-        return Client(down.x, down.y, down.x, *none, stage, *none, *none)
+        none_x, none_y = torch.zeros_like(down.x), torch.zeros_like(down.y)
+        return Client(
+            x=down.x,
+            y=down.y,
+            center=down.x,
+            control_x=none_x,
+            control_y=none_y,
+            stage=torch.tensor(-1, device=down.x.device),
+            ahead_x=none_x,
+            ahead_y=none_y,
+            sum_x=none_x,
+            sum_y=none_y,
+        )
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
         return server
@@ -91,40 +123,53 @@ class Codasca(StagewiseProximal):
     def phases(self, round: int) -> tuple[Phase, ...]:
         return (self.phase(aggregate=self.end_stage if self.ends(round) else self.aggregate),)
 
-    def receive(self, down: Down, client: Any, clock: Clock) -> Client:
+    def receive(self, down: Down, client: Client, clock: Clock) -> Client:
         # In its first round of a stage a client has a new centre and no controls (Alg. 4).
         new = client.stage != clock.stage
-        center = chosen(new, down.x, client.center)
-        control = Point(client.control_x, client.control_y)
-        less = -(~new).to(down.x)  # -1, or 0 where there are none: a pass less than `where`
-        ahead = plus(down.control_x, less, control.x), plus(down.control_y, less, control.y)
-        none = Point(torch.zeros_like(down.x), torch.zeros_like(down.y))
-        return Client(down.x, down.y, center, *control, clock.stage, *ahead, *none)
+        none_x, none_y = torch.zeros_like(down.x), torch.zeros_like(down.y)
+        less = -(~new).to(down.x)  # -1, or 0 where there are no controls
+        return Client(
+            x=down.x,
+            y=down.y,
+            center=chosen(new, down.x, client.center),
+            control_x=client.control_x,
+            control_y=client.control_y,
+            stage=clock.stage,
+            ahead_x=plus(down.control_x, less, client.control_x),
+            ahead_y=plus(down.control_y, less, client.control_y),
+            sum_x=none_x,
+            sum_y=none_y,
+        )
 
     def local_step(
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
     ) -> Client:
-        lr, g = at(self.lr, clock), self.proximal_gradients(problem, client, batch, clock)
-        sums = {"sum_x": plus(client.sum_x, 1.0, g.x), "sum_y": client.sum_y + g.y}
-        # g - c^k + c, where g was.
-        g = Point(plus(client.ahead_x, 1.0, g.x, spent=True), g.y + client.ahead_y)
-        x = problem.project_x(plus(client.x, -lr, g.x, spent=True))  # v^k_{r,t+1}
-        y = problem.project_y(plus(client.y, lr, g.y))  # alpha^k_{r,t+1}
-        return client._replace(x=x, y=y, **sums)
+        lr, gamma = at(self.lr, clock), at(self.proximal, clock)
+        grad = gradients(problem, Point(client.x, client.y), batch)
+        grad = Point(plus_difference(grad.x, gamma, client.x, client.center), grad.y)  # of F_k^s
+        sum_x, sum_y = plus(client.sum_x, 1.0, grad.x), plus(client.sum_y, 1.0, grad.y)
+        grad = Point(plus(grad.x, 1.0, client.ahead_x), plus(grad.y, 1.0, client.ahead_y))
+        return client._replace(
+            x=problem.project_x(plus(client.x, -lr, grad.x)),  # v^k_{r,t+1}
+            y=problem.project_y(plus(client.y, lr, grad.y)),  # alpha^k_{r,t+1}
+            sum_x=sum_x,
+            sum_y=sum_y,
+        )
 
     def send(self, down: Down, client: Client, clock: Clock) -> tuple[Up, Client]:
-        control = Point(client.sum_x / clock.steps, client.sum_y / clock.steps)  # eq. (7)
-        client = client._replace(control_x=control.x, control_y=control.y)
-        return Up(client.x, client.y, *control), client
+        control_x, control_y = client.sum_x / clock.steps, client.sum_y / clock.steps  # eq. (7)
+        up = Up(x=client.x, y=client.y, control_x=control_x, control_y=control_y)
+        return up, client._replace(control_x=control_x, control_y=control_y)
 
     def aggregate(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
         lr = at(self.server_lr, clock)
-        x = problem.project_x(average(server.x, mean.x, lr))  # v_r
-        y = problem.project_y(average(server.y, mean.y, lr))  # alpha_r
-        # With all clients the share is 1, and the controls are the paper's mean.
-        old, new = (server.control_x, server.control_y), (mean.control_x, mean.control_y)
-        controls = [average(c, m, clock.share) for c, m in zip(old, new, strict=True)]
-        return Server(x, y, *controls)
+        return Server(
+            x=problem.project_x(average(server.x, mean.x, lr)),  # v_r
+            y=problem.project_y(average(server.y, mean.y, lr)),  # alpha_r
+            # With all clients the share is 1, and the controls are the paper's mean.
+            control_x=average(server.control_x, mean.control_x, clock.share),
+            control_y=average(server.control_y, mean.control_y, clock.share),
+        )
 
     def end_stage(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
         moved = self.aggregate(problem, server, mean, clock)

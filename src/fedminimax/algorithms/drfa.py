@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Losses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DRFA(ClientWeights):
+class DRFA(ClientWeights[Server, Point, Client, Up]):
     """Distributionally robust federated averaging (Deng, Kamani, Mahdavi, NeurIPS 2020, Alg. 1).
 
     The server holds weights on the simplex over the N clients, and in each round
@@ -75,8 +75,7 @@ class DRFA(ClientWeights):
     )
 
     def init_server(self, problem: Problem, start: Point) -> Server:
-        # A copy: two names for one tensor are another graph than two tensors.
-        return Server(*start, self.even(start.x), start.x)
+        return Server(x=start.x, y=start.y, weights=self.even(start.x), snapshot=start.x)
 
     def draw_cohort(self, server: Server, phase: int, uniform: np.ndarray) -> np.ndarray | None:
         if phase == 1:
@@ -96,8 +95,8 @@ class DRFA(ClientWeights):
             gradients=0,
         )
 
-    def receive(self, down: Point, client: Any, clock: Clock) -> Client:
-        return Client(down.x, down.y, down.x)
+    def receive(self, down: Point, client: Client, clock: Clock) -> Client:
+        return Client(x=down.x, y=down.y, snapshot=down.x)
 
     def local_step(
         self, problem: Problem, down: Point, client: Client, batch: Draw, clock: Clock
@@ -105,10 +104,11 @@ class DRFA(ClientWeights):
         grad = gradients(problem, Point(client.x, client.y), batch)
         x = problem.project_x(client.x - at(self.lr, clock) * grad.x)  # line 8
         chosen = common_number(_SNAPSHOTS, clock.round, self.local_steps)  # line 3: t' - 1
-        return Client(x, client.y, torch.where(clock.step == chosen, x, client.snapshot))
+        snapshot = torch.where(clock.step == chosen, x, client.snapshot)
+        return Client(x=x, y=client.y, snapshot=snapshot)
 
     def send(self, down: Point, client: Client, clock: Clock) -> tuple[Up, Client]:
-        return Up(client.x, client.snapshot), client
+        return Up(x=client.x, snapshot=client.snapshot), client
 
     def aggregate(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
         return server._replace(x=mean.x, snapshot=mean.snapshot)  # lines 11 and 12
@@ -116,7 +116,7 @@ class DRFA(ClientWeights):
     def broadcast_snapshot(self, server: Server, clock: Clock) -> Snapshot:
         return Snapshot(server.snapshot)
 
-    def receive_snapshot(self, down: Snapshot, client: Any, clock: Clock) -> Losses:
+    def receive_snapshot(self, down: Snapshot, client: Client, clock: Clock) -> Losses:
         return Losses(down.snapshot.new_zeros(self.count))
 
     def evaluate(

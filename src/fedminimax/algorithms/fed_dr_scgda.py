@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
-from fedminimax.algorithms._recursive import DoublyRecursive, Sync
+import torch
+from torch import Tensor
+
+from fedminimax.algorithms._compositions import SampledLevels, first_estimates
+from fedminimax.algorithms._recursive import Projection, check_settings, project
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.types import Clock, Point
+from fedminimax.blocks.storm import storm
+from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
+
+
+class Client(NamedTuple):
+    x: Tensor
+    y: Tensor
+    inner: tuple[Tensor, ...]  # h^(1) ... h^(K-1)
+    momentum: tuple[Tensor, ...]  # v^(1) ... v^(K)
+    momentum_y: Tensor  # w
+
+
+Server = Down = Up = Client
 
 
 @dataclass(frozen=True)
-class FedDRSCGDA(DoublyRecursive):
+class FedDRSCGDA(Algorithm):
     """Fed-DR-SCGD with a dual, for min over x, max over y of F_K( ... F_1(x) ... , y).
 
     No paper has this method. Its support is the derivation and the experiments in this repository:
@@ -24,29 +40,91 @@ class FedDRSCGDA(DoublyRecursive):
         momentum'^K = Pi( grad_h F_K(h', y') + (1 - a) * ( momentum^K - grad_h F_K(h, y) ) )
         momentum_y' =     grad_y F_K(h', y') + (1 - a) * ( momentum_y - grad_y F_K(h, y) )
 
-    with h = inner^(K-1), after the same sweep up and before the same sweep down. `sync`,
-    `projection` and the other settings are FedDRSCGD's; Pi is not applied to momentum_y. In a
-    level-wise synchronisation y is averaged with x and momentum_y with momentum^K, which both
-    follow from inner^(K-1): exact functions and one local step give the exact gradients in x and y
-    from the first synchronisation on, however far apart the clients are.
+    with h = inner^(K-1), after the same sweep up and before the same sweep down. `projection` and
+    the other settings are FedDRSCGD's; Pi is not applied to momentum_y.
 
-    With a y of length 0 it is FedDRSCGD. With K = 1 "printed" is FedSGDA-M without its exchange of
-    first estimates, and "levelwise" is FGDA with sync "reaverage" and lr 1.
+    It averages as Fed-DR-SCGD does, and keeps the same floor with clients far apart, which
+    LevelwiseDRSCGDA removes. With a y of length 0 it is FedDRSCGD. With K = 1 it is FedSGDA-M
+    without its exchange of first estimates.
 
-    Up and down: x, y, all inner, all momentum and momentum_y; "levelwise" in 2 K exchanges. The
-    first round sends down x and y only, and "levelwise" then sends up x and y only.
+    Up and down: x, y, all inner, all momentum and momentum_y. The first round sends down x and y
+    only.
 
-    *Differs from the paper*: there is none. The default is "levelwise"; "printed" averages as
-    papers/fed-dr-scgd.txt does and keeps the floor that is told of FedDRSCGD.
+    *Differs from the paper*: there is none.
     """
 
     primal_lr: Rate = 0.1
     dual_lr: Rate = 0.1
-    sync: Sync = field(default="levelwise", kw_only=True)
+    recursion_rate: Rate = 0.5
+    local_steps: int = 4  # p
+    first_batches: int = 1  # S, in batches
+    projection: Projection = "none"  # Pi
+    radius: float = 10.0  # C, for "ball"
+    keep: ClassVar[tuple[str, ...]] = ("inner", "momentum", "momentum_y")  # for the first round
+    levels: ClassVar[int | None] = None
     reference: ClassVar[str] = "none: a K-level minimax form of Fed-DR-SCGD"
 
-    def reached(self, client: Any, clock: Clock) -> Point:
-        return Point(
-            client.x - at(self.primal_lr, clock) * client.momentum[0],
-            client.y + at(self.dual_lr, clock) * client.momentum_y,
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_settings(type(self).__name__, self.recursion_rate, self.projection, self.radius)
+
+    @property
+    def init_batches(self) -> int:  # type: ignore[override]
+        return self.first_batches
+
+    def init_server(self, problem: Problem, start: Point) -> Server:
+        w = torch.zeros_like(start.y)
+        return Server(x=start.x, y=start.y, inner=(), momentum=(), momentum_y=w)
+
+    def init_client(self, problem: Problem, down: Down | Point, batch: Draw | None) -> Client:
+        assert batch is not None
+        h, v, w = first_estimates(problem, Point(down.x, down.y), batch)
+        return Client(x=down.x, y=down.y, inner=h, momentum=v, momentum_y=w)
+
+    def phases(self, round: int) -> tuple[Phase, ...]:
+        phase = self.phase(gradients=2)
+        first = phase._replace(broadcast=self.broadcast_point, receive=self.receive_point)
+        return (phase if round else first,)
+
+    def broadcast_point(self, server: Server, clock: Clock) -> Point:
+        """In the first round there are no averages to send down."""
+        return Point(server.x, server.y)
+
+    def receive_point(self, down: Point, client: Any, clock: Clock) -> Client:
+        return Client(x=down.x, y=down.y, **client._asdict())
+
+    def broadcast(self, server: Server, clock: Clock) -> Down:
+        return server
+
+    def receive(self, down: Down, client: Any, clock: Clock) -> Client:
+        return down
+
+    def local_step(
+        self, problem: Problem, down: Down | Point, client: Client, batch: Draw, clock: Clock
+    ) -> Client:
+        F, K, a = SampledLevels(problem, batch), problem.depth, at(self.recursion_rate, clock)
+        old_h = dict(enumerate((client.x, *client.inner)))
+        old_v = dict(enumerate(client.momentum, start=1))
+        h = {0: problem.project_x(client.x - at(self.primal_lr, clock) * old_v[1])}
+        y = problem.project_y(client.y + at(self.dual_lr, clock) * client.momentum_y)
+        for k in range(1, K):
+            h[k] = storm(old_h[k], F.value(k, h[k - 1]), F.value(k, old_h[k - 1]), a)
+        new, old = F.slopes(h[K - 1], y), F.slopes(old_h[K - 1], client.y)
+        v = {K: self.projected(storm(old_v[K], new.x, old.x, a), 1)}
+        w = storm(client.momentum_y, new.y, old.y, a)
+        for k in range(K - 1, 0, -1):
+            new, old = F.pull(k, h[k - 1], v[k + 1]), F.pull(k, old_h[k - 1], old_v[k + 1])
+            v[k] = self.projected(storm(old_v[k], new, old, a), K - k + 1)
+        inner, momentum = (h[k] for k in range(1, K)), (v[k] for k in range(1, K + 1))
+        return client._replace(
+            x=h[0], y=y, inner=tuple(inner), momentum=tuple(momentum), momentum_y=w
         )
+
+    def projected(self, vector: Tensor, power: int) -> Tensor:
+        return project(self.projection, self.radius**power, vector)
+
+    def send(self, down: Down | Point, client: Client, clock: Clock) -> tuple[Up, Client]:
+        return client, client
+
+    def aggregate(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
+        return mean

@@ -73,8 +73,9 @@ class Normalised(DescentAscent):
     def slope(self, problem: Problem, down: Any, client: Client, batch: Draw) -> Point:
         return gradients(problem, Point(client.x, client.y), batch)
 
-    def receive(self, down: Any, client: Any, clock: Clock) -> Client:
-        return Client(down.x, down.y, torch.zeros_like(down.x), torch.zeros_like(down.y))
+    def receive(self, down: Any, client: Client, clock: Clock) -> Client:
+        none_x, none_y = torch.zeros_like(down.x), torch.zeros_like(down.y)
+        return Client(x=down.x, y=down.y, sum_x=none_x, sum_y=none_y)
 
     def local_step(
         self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock
@@ -85,7 +86,8 @@ class Normalised(DescentAscent):
 
     def send(self, down: Any, client: Client, clock: Clock) -> tuple[Up, Client]:
         steps = clock.steps.to(client.x.dtype)
-        return Up(client.sum_x / steps, client.sum_y / steps, steps), client
+        x, y = client.sum_x / steps, client.sum_y / steps
+        return Up(direction_x=x, direction_y=y, steps=steps), client
 
     def aggregate(self, problem: Problem, server: Any, mean: Up, clock: Clock) -> Any:
         primal = mean.steps * at(self.primal_server_lr, clock)  # tau_eff gamma_x^s
@@ -168,7 +170,7 @@ class FedNormSGDAPlus(Normalised):
     reference: ClassVar[str] = FedNormSGDA.reference
 
     def init_server(self, problem: Problem, start: Point) -> PlusServer:
-        return PlusServer(*start, start.x)
+        return PlusServer(x=start.x, y=start.y, snapshot=start.x)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         if round % self.snapshot_rounds == 0:

@@ -12,7 +12,7 @@ from fedminimax.types import Algorithm, Clock, Draw, Point, Problem
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm):
+class FedAvg(Algorithm[Point, Point, Point, Point]):
     """Federated averaging (McMahan et al., AISTATS 2017), also called local SGD; for minimisation.
 
     Each client, `local_steps` times:    x <- P_X( x - lr * grad f_k(x) )
@@ -35,5 +35,5 @@ class FedAvg(Algorithm):
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
         grad = gradients(problem, client, batch)
-        x = plus(client.x, -at(self.lr, clock), grad.x, spent=True)
-        return client._replace(x=problem.project_x(x))
+        x = problem.project_x(plus(client.x, -at(self.lr, clock), grad.x))
+        return Point(x, client.y)

@@ -101,7 +101,7 @@ class FedNest(Collecting):
     def broadcast_dual(self, server: Server, clock: Clock) -> Dual:
         return Dual(server.y)
 
-    def receive_dual(self, down: Dual, client: Any, clock: Clock) -> Client:
+    def receive_dual(self, down: Dual, client: Client, clock: Clock) -> Client:
         return self.receive_point(Point(client.origin_x, down.y), client, clock)
 
     def send_dual_control(

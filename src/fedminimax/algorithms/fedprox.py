@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.blocks.vectors import plus
+from fedminimax.blocks.vectors import plus, plus_difference
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Clock, Draw, Point, Problem
 
@@ -36,9 +36,8 @@ class FedProx(FedAvg):
     def local_step(
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
-        grad = gradients(problem, client, batch)
-        # with the gradient of mu/2 |w - w^t|^2
-        away = plus(client.x, -1.0, down.x)
-        grad = plus(grad.x, at(self.proximal, clock), away, spent=True)
-        x = problem.project_x(plus(client.x, -at(self.lr, clock), grad, spent=True))
-        return client._replace(x=x)
+        grad = gradients(problem, client, batch).x
+        # with that of mu/2 |w - w^t|^2
+        grad = plus_difference(grad, at(self.proximal, clock), client.x, down.x)
+        x = problem.project_x(plus(client.x, -at(self.lr, clock), grad))
+        return Point(x, client.y)

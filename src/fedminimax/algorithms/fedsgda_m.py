@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedminimax.algorithms._tracked import MoveThenTrack, Tracked, check_weight, storm_tracked
+from fedminimax.algorithms._tracked import FourVectors, Tracked, check_weight
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.storm import storm
+from fedminimax.blocks.vectors import plus
+from fedminimax.problems.gradients import gradients
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 
 @dataclass(frozen=True)
-class FedSGDAM(MoveThenTrack):
+class FedSGDAM(FourVectors):
     """FedSGDA-M (Wu et al., NeurIPS 2023), for problems that are strongly concave or PL in y.
 
     The estimates begin as gradients on `first_batches` batches, averaged over clients. Then each
@@ -48,11 +51,6 @@ class FedSGDAM(MoveThenTrack):
         super().__post_init__()
         for name in ("primal_rate", "dual_rate"):
             check_weight(type(self).__name__, name, getattr(self, name))
-        if not isinstance(self.first_batches, int) or self.first_batches < 1:
-            raise ValueError(
-                f"FedSGDAM: first_batches is {self.first_batches!r}; give a whole number of at "
-                "least 1"
-            )
 
     @property
     def init_batches(self) -> int:  # type: ignore[override]
@@ -62,14 +60,19 @@ class FedSGDAM(MoveThenTrack):
         local = self.phase(gradients=2)
         if round:
             return (local,)
-        return self.first_phase(send=self.send_momenta, steps=0), local
+        estimates = self.first_phase(send=self.send_momenta, aggregate=self.set_momenta, steps=0)
+        return estimates, local
 
     def local_step(
-        self, problem: Problem, down: Any, client: Tracked, batch: Draw, clock: Clock
+        self, problem: Problem, down: Tracked, client: Tracked, batch: Draw, clock: Clock
     ) -> Tracked:
-        new = Point(
-            problem.project_x(client.x - at(self.primal_lr, clock) * client.momentum_x),
-            problem.project_y(client.y + at(self.dual_lr, clock) * client.momentum_y),
+        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), client.momentum_x))
+        y = problem.project_y(plus(client.y, at(self.dual_lr, clock), client.momentum_y))
+        old = gradients(problem, Point(client.x, client.y), batch)
+        grad = gradients(problem, Point(x, y), batch)
+        return Tracked(
+            x=x,
+            y=y,
+            momentum_x=storm(client.momentum_x, grad.x, old.x, at(self.primal_rate, clock)),
+            momentum_y=storm(client.momentum_y, grad.y, old.y, at(self.dual_rate, clock)),
         )
-        rates = at(self.primal_rate, clock), at(self.dual_rate, clock)
-        return storm_tracked(problem, client, new, batch, *rates)

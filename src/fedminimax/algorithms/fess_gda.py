@@ -7,16 +7,16 @@ from typing import ClassVar
 
 import torch
 
-from fedminimax.algorithms._descent_ascent import TwoSided
-from fedminimax.algorithms._smoothing import Server, Smoothing, at_first
+from fedminimax.algorithms._smoothing import Server, at_first, check_pull, check_smoothing
 from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
-from fedminimax.types import Clock, Draw, Point, Problem
+from fedminimax.types import Algorithm, Clock, Draw, Point, Problem
 
 
 @dataclass(frozen=True)
-class FESSGDA(Smoothing, TwoSided):
-    """Federated stochastic smoothed gradient descent ascent (FESS-GDA paper, Algorithm 1).
+class FESSGDA(Algorithm[Server, Point, Point, Point]):
+    """Stochastic smoothed gradient descent ascent (Shen et al., AISTATS 2024, Algorithm 1).
 
     A client of the cohort, `local_steps` times, with one batch and both gradients at the old point:
 
@@ -42,6 +42,13 @@ class FESSGDA(Smoothing, TwoSided):
     server's.
     """
 
+    primal_lr: Rate = 0.1  # eta_{x,l}
+    dual_lr: Rate = 0.1  # eta_{y,l}
+    local_steps: int = 8  # K
+    primal_server_lr: Rate = 1.0  # eta_{x,g}
+    dual_server_lr: Rate = 1.0  # eta_{y,g}
+    smoothing: float = 1.0  # p; the theory's is twice the smoothness of f
+    anchor_rate: Rate = 0.1  # beta
     dual_proximal: Rate = 0.0  # epsilon / (2 D)
     partial: ClassVar[bool] = True
     solves: ClassVar[str] = "minimax: nonconvex-PL, nonconvex-concave, PL-PL"
@@ -50,22 +57,32 @@ class FESSGDA(Smoothing, TwoSided):
         "Minimax Optimization, AISTATS 2024, Alg. 1"
     )
 
-    def pull(self) -> float:
-        rate = at_first(self.primal_lr) * at_first(self.primal_server_lr)
-        return rate * self.local_steps * self.smoothing
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_smoothing("FESSGDA", self.smoothing, self.anchor_rate)
+
+    def init_server(self, problem: Problem, start: Point) -> Server:
+        step = at_first(self.primal_lr) * at_first(self.primal_server_lr) * self.local_steps
+        check_pull("FESSGDA", step * self.smoothing)
+        return Server(x=start.x, y=start.y, anchor=start.x)
 
     def local_step(
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
         grad = gradients(problem, client, batch)
-        if self.dual_proximal != 0:
+        if self.dual_proximal != 0:  # Theorem 3.3
             center = problem.project_y(torch.zeros_like(client.y))
             pull = at(self.dual_proximal, clock) * (client.y - center)
-            grad = grad._replace(y=grad.y - pull)  # Theorem 3.3
-        return self.moved(problem, client, grad, clock)  # lines 7-8
+            grad = Point(grad.x, grad.y - pull)
+        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), grad.x))  # line 7
+        y = problem.project_y(plus(client.y, at(self.dual_lr, clock), grad.y))  # line 8
+        return Point(x, y)
 
     def aggregate(self, problem: Problem, server: Server, mean: Point, clock: Clock) -> Server:
-        pull = at(self.primal_lr, clock) * clock.steps * self.smoothing
-        mean = mean._replace(x=mean.x - pull * (server.x - server.anchor))
-        server = super().aggregate(problem, server, mean, clock)  # lines 13-14
-        return self.followed(server, clock)  # line 15
+        lr, server_lr = at(self.primal_lr, clock), at(self.primal_server_lr, clock)
+        pull = lr * clock.steps * self.smoothing * (server.x - server.anchor)
+        x = problem.project_x(server.x + server_lr * (mean.x - server.x - pull))  # line 13
+        dual_server_lr = at(self.dual_server_lr, clock)
+        y = problem.project_y(server.y + dual_server_lr * (mean.y - server.y))  # line 14
+        anchor = server.anchor + at(self.anchor_rate, clock) * (x - server.anchor)  # line 15
+        return Server(x=x, y=y, anchor=anchor)

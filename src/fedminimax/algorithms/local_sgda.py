@@ -13,7 +13,7 @@ from fedminimax.types import Algorithm, Clock, Draw, Point, Problem
 
 
 @dataclass(frozen=True)
-class LocalSGDA(Algorithm):
+class LocalSGDA(Algorithm[Point, Point, Point, Point]):
     """Local stochastic gradient descent ascent (Deng and Mahdavi, AISTATS 2021).
 
     Each client, `local_steps` times, with one batch for both players and both gradients at the old
@@ -40,6 +40,6 @@ class LocalSGDA(Algorithm):
         self, problem: Problem, down: Point, client: Point, batch: Draw, clock: Clock
     ) -> Point:
         grad = gradients(problem, client, batch)
-        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), grad.x, spent=True))
+        x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), grad.x))
         y = problem.project_y(plus(client.y, at(self.dual_lr, clock), grad.y))
         return Point(x, y)

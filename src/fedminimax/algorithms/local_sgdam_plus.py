@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedminimax.algorithms._momentum import MomentumDescentAscent
 from fedminimax.algorithms._snapshot import rounds_between
-from fedminimax.algorithms._tracked import Tracked
+from fedminimax.algorithms._tracked import Tracked, check_weight
+from fedminimax.blocks.schedules import Rate, at
+from fedminimax.blocks.vectors import average, plus
 from fedminimax.problems.gradients import gradients
-from fedminimax.types import Clock, Draw, Phase, Problem
+from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
 
 class Client(NamedTuple):
@@ -23,7 +25,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalSGDAMPlus(MomentumDescentAscent):
+class LocalSGDAMPlus(Algorithm[Tracked, Tracked, Client, Tracked]):
     """Momentum Local SGDA+ (Sharma et al., ICML 2022), for problems that are not concave in y.
 
     LocalSGDAM with another gradient in the dual's momentum:
@@ -44,7 +46,14 @@ class LocalSGDAMPlus(MomentumDescentAscent):
     first step. The projections onto the problem's sets after every move are ours.
     """
 
+    lr: Rate = 0.3  # alpha_t; eta in the LocalSCGDAM paper, whose values these are
+    primal_lr: float = 0.33  # eta_x
+    dual_lr: float = 0.33  # eta_y
+    primal_rate: float = 3.3  # beta_x
+    dual_rate: float = 3.3  # beta_y
+    local_steps: int = 8  # tau
     snapshot_every: int | None = None  # S
+    init_batches: ClassVar[int] = 1
     keep: ClassVar[tuple[str, ...]] = ("momentum_x", "momentum_y", "snapshot")
     solves: ClassVar[str] = "minimax: nonconvex-concave"
     reference: ClassVar[str] = (
@@ -54,29 +63,66 @@ class LocalSGDAMPlus(MomentumDescentAscent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("primal_rate", "dual_rate"):
+            check_weight(type(self).__name__, f"lr * {name}", self.lr, getattr(self, name))
         rounds_between(type(self).__name__, self.snapshot_every, self.local_steps)
 
-    def init_client(self, problem: Problem, down: Any, batch: Draw | None) -> Client:
-        return Client(*super().init_client(problem, down, batch), snapshot=down.x)
+    def init_server(self, problem: Problem, start: Point) -> Tracked:
+        none_x, none_y = torch.zeros_like(start.x), torch.zeros_like(start.y)
+        return Tracked(x=start.x, y=start.y, momentum_x=none_x, momentum_y=none_y)
+
+    def init_client(self, problem: Problem, down: Point | Tracked, batch: Draw | None) -> Client:
+        assert batch is not None
+        grad = gradients(problem, Point(down.x, down.y), batch)
+        return Client(x=down.x, y=down.y, momentum_x=grad.x, momentum_y=grad.y, snapshot=down.x)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         period = rounds_between(type(self).__name__, self.snapshot_every, self.local_steps)
-        if round == 0 or round % period:
-            return super().phases(round)
-        return (self.phase(receive=self.receive_snapshot),)
+        if round == 0:
+            return (self.phase(broadcast=self.broadcast_point, receive=self.receive_point),)
+        return (self.phase(receive=self.receive if round % period else self.receive_snapshot),)
 
-    def receive_first(self, down: Any, client: Any, clock: Clock) -> Client:
-        return Client(*super().receive_first(down, client, clock), snapshot=client.snapshot)
+    def broadcast_point(self, server: Tracked, clock: Clock) -> Point:
+        return Point(server.x, server.y)
 
-    def receive(self, down: Tracked, client: Any, clock: Clock) -> Client:
-        return Client(*down, snapshot=client.snapshot)
+    def receive_point(self, down: Point, client: Client, clock: Clock) -> Client:
+        return Client(
+            x=down.x,
+            y=down.y,
+            momentum_x=client.momentum_x,
+            momentum_y=client.momentum_y,
+            snapshot=client.snapshot,
+        )
 
-    def receive_snapshot(self, down: Tracked, client: Any, clock: Clock) -> Client:
-        return Client(*down, snapshot=down.x)
+    def broadcast(self, server: Tracked, clock: Clock) -> Tracked:
+        return server
+
+    def receive(self, down: Tracked, client: Client, clock: Clock) -> Client:
+        return Client(**down._asdict(), snapshot=client.snapshot)
+
+    def receive_snapshot(self, down: Tracked, client: Client, clock: Clock) -> Client:
+        return Client(**down._asdict(), snapshot=down.x)
 
     def local_step(
-        self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock
+        self, problem: Problem, down: Tracked, client: Client, batch: Draw, clock: Clock
     ) -> Client:
-        new = self.moved(problem, client, clock)
-        grad = gradients(problem, new, batch, client.snapshot)
-        return Client(*new, *self.averaged(client, grad, clock), client.snapshot)
+        lr = at(self.lr, clock)
+        x = problem.project_x(plus(client.x, -lr * self.primal_lr, client.momentum_x))
+        y = problem.project_y(plus(client.y, lr * self.dual_lr, client.momentum_y))
+        grad = gradients(problem, Point(x, y), batch, client.snapshot)
+        return Client(
+            x=x,
+            y=y,
+            momentum_x=average(client.momentum_x, grad.x, lr * self.primal_rate),
+            momentum_y=average(client.momentum_y, grad.y, lr * self.dual_rate),
+            snapshot=client.snapshot,
+        )
+
+    def send(self, down: Tracked, client: Client, clock: Clock) -> tuple[Tracked, Client]:
+        up = Tracked(
+            x=client.x, y=client.y, momentum_x=client.momentum_x, momentum_y=client.momentum_y
+        )
+        return up, client
+
+    def aggregate(self, problem: Problem, server: Tracked, mean: Tracked, clock: Clock) -> Tracked:
+        return mean

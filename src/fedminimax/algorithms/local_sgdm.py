@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalSGDM(Algorithm):
+class LocalSGDM(Algorithm[State, State, State, State]):
     """Local SGD with momentum (Yu, Jin and Yang, ICML 2019, Alg. 1); for minimisation.
 
     Each client, `local_steps` times, from the momentum that all share:
@@ -36,7 +36,7 @@ class LocalSGDM(Algorithm):
 
     *Differs from the paper*: its text was not at hand; the update is that of every account of it.
     The projection onto the problem's set, if it has one, is ours. The default rates are those of
-    the LocalSCGDAM paper (papers/local-scgdam.txt), which does not say whether it damps.
+    the LocalSCGDAM paper, which does not say whether it damps.
     """
 
     lr: Rate = 0.1  # eta
@@ -57,12 +57,12 @@ class LocalSGDM(Algorithm):
             )
 
     def init_server(self, problem: Problem, start: Point) -> State:
-        return State(*start, torch.zeros_like(start.x))
+        return State(x=start.x, y=start.y, momentum=torch.zeros_like(start.x))
 
     def broadcast(self, server: State, clock: Clock) -> State:
         return server
 
-    def receive(self, down: State, client: Any, clock: Clock) -> State:
+    def receive(self, down: State, client: State, clock: Clock) -> State:
         return down
 
     def local_step(

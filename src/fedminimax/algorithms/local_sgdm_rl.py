@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ class LocalSGDMRL(LocalSGDM):
         return self.phase(), estimate
 
     def send(self, down: State, client: State, clock: Clock) -> tuple[Up, State]:  # type: ignore[override]
-        return Up(client.x, client.momentum), client
+        return Up(x=client.x, momentum=client.momentum), client
 
     def aggregate(self, problem: Problem, server: State, mean: Up, clock: Clock) -> State:  # type: ignore[override]
         return server._replace(x=mean.x, momentum=mean.momentum)
@@ -109,9 +109,10 @@ class LocalSGDMRL(LocalSGDM):
     def broadcast_point(self, server: State, clock: Clock) -> Point:
         return Point(server.x, server.y)
 
-    def receive_copies(self, down: Point, client: Any, clock: Clock) -> Copies:
+    def receive_copies(self, down: Point, client: State, clock: Clock) -> Copies:
         copies = down.x.expand(len(down.y), -1).clone()
-        return Copies(copies, torch.zeros_like(copies), torch.zeros_like(copies))
+        none = torch.zeros_like(copies)
+        return Copies(x=copies, momentum=none, change=none)
 
     def train_copies(
         self, problem: Problem, down: Point, client: Copies, batch: Draw, clock: Clock
@@ -119,12 +120,16 @@ class LocalSGDMRL(LocalSGDM):
         assert isinstance(problem, WeightedCrossEntropy)
 
         def slope(x: Tensor, one: Tensor) -> Tensor:
-            return torch.func.grad(lambda x: one @ problem.class_losses(x, batch[-1]))(x)
+            def loss(x: Tensor) -> Tensor:
+                return one @ problem.class_losses(x, batch[-1])
+
+            return torch.func.grad(loss)(x)
 
         own = torch.eye(len(down.y), dtype=down.y.dtype, device=down.y.device)
         momentum = self.heavy_ball * client.momentum + torch.func.vmap(slope)(client.x, own)
         x = client.x - at(self.lr, clock) * momentum
-        return Copies(x, momentum, (x - down.x) * problem.in_last_layer.to(x))
+        change = (x - down.x) * problem.in_last_layer.to(x)
+        return Copies(x=x, momentum=momentum, change=change)
 
     def send_weights(
         self, down: Point, client: Copies, clock: Clock

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._jacobians import JacobianMethod, Level, Levels, product
-from fedminimax.blocks.schedules import Rate
+from fedminimax.algorithms._compositions import SampledLevels
+from fedminimax.algorithms._jacobians import JacobianMethod, Levels, product
+from fedminimax.blocks.schedules import Rate, at
 from fedminimax.types import Clock, Draw, Problem
 
 
@@ -60,29 +61,33 @@ class NLASG(JacobianMethod):
         first = super().init_client(problem, down, batch)
         momentum = product(self.unpacked(problem, first.jacobians))
         # The average of the first product with itself is the same at any rate.
-        return Client(first.x, first.inner, first.jacobians, momentum, momentum.new_zeros(()))
+        rate = momentum.new_zeros(())
+        return Client(**first._asdict(), momentum=momentum, last_rate=rate)
 
     def receive_first(self, down: Levels, client: Any, clock: Clock) -> Client:
-        return Client(down.x, *client)
+        return Client(x=down.x, **client._asdict())
 
     def receive(self, down: Levels, client: Any, clock: Clock) -> Client:
-        return Client(down.x, down.inner, down.jacobians, client.momentum, client.last_rate)
+        return Client(**down._asdict(), momentum=client.momentum, last_rate=client.last_rate)
 
-    def direction(self, client: Client, jacobians: tuple[Tensor, ...]) -> Tensor:
-        return (1 - client.last_rate) * client.momentum + client.last_rate * product(jacobians)
-
-    def stepped(self, reached: Levels, along: Tensor, rate: Tensor | float) -> Client:
-        last = torch.as_tensor(rate, dtype=along.dtype, device=along.device)
-        return Client(*reached, along, last)
-
-    def track(
-        self,
-        level: Level,
-        value: Tensor,
-        jacobian: Tensor,
-        old: Tensor,
-        new: Tensor,
-        rate: Tensor | float,
-    ) -> tuple[Tensor, Tensor]:
-        there, fresh = level.value_and_jacobian(old)
-        return (1 - rate) * value + rate * there + fresh @ (new - old), fresh
+    def local_step(
+        self, problem: Problem, down: Levels, client: Client, batch: Draw, clock: Clock
+    ) -> Client:
+        F, rate = SampledLevels(problem, batch), at(self.averaging_rate, clock)
+        direction = product(self.unpacked(problem, client.jacobians))
+        z = (1 - client.last_rate) * client.momentum + client.last_rate * direction
+        x = problem.project_x(client.x - at(self.lr, clock) * z)
+        old, h, jacobians = (client.x, *client.inner), [x], ()
+        for k in range(1, problem.depth):
+            value, jacobian = F.value_and_jacobian(k, old[k - 1])
+            moved = jacobian @ (h[k - 1] - old[k - 1])
+            h.append((1 - rate) * old[k] + rate * value + moved)
+            jacobians = (*jacobians, jacobian)
+        jacobians = self.packed(problem, (*jacobians, F.slope(old[-1])))
+        return Client(
+            x=x,
+            inner=tuple(h[1:]),
+            jacobians=jacobians,
+            momentum=z,
+            last_rate=torch.as_tensor(rate, dtype=z.dtype, device=z.device),
+        )

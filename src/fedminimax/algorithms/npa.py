@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedminimax.algorithms._stagewise import StageAveraged
+from fedminimax.algorithms.coda_plus import CodaPlus
 
 
 @dataclass(frozen=True)
-class NPA(StageAveraged):
+class NPA(CodaPlus):
     """NPA, naive parallel descent ascent (Yuan et al., ICML 2021, Appendix C).
 
     CODA+ with one local step:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.blocks.vectors import plus
+from fedminimax.blocks.vectors import plus, plus_difference
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
@@ -44,7 +44,7 @@ class Nothing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scaffold(Algorithm):
+class Scaffold(Algorithm[Server, Down, Client, Up]):
     """SCAFFOLD (Karimireddy et al., ICML 2020, Alg. 1); for minimisation.
 
     All controls begin at 0. Each client that takes part, `local_steps` times:
@@ -87,11 +87,11 @@ class Scaffold(Algorithm):
             raise ValueError(f'Scaffold: option is {self.option!r}; give "I" or "II"')
 
     def init_server(self, problem: Problem, start: Point) -> Server:
-        return Server(*start, torch.zeros_like(start.x))
+        return Server(x=start.x, y=start.y, control=torch.zeros_like(start.x))
 
-    def init_client(self, problem: Problem, down: Any, batch: Draw | None) -> Client:
+    def init_client(self, problem: Problem, down: Point | Down, batch: Draw | None) -> Client:
         none = torch.zeros_like(down.x)
-        return Client(down.x, down.y, none, none)
+        return Client(x=down.x, y=down.y, control=none, new_control=none)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         if self.option == "II":
@@ -112,11 +112,14 @@ class Scaffold(Algorithm):
     def broadcast_control(self, server: Server, clock: Clock) -> Control:
         return Control(server.control)
 
-    def receive(self, down: Any, client: Any, clock: Clock) -> Client:
-        return Client(down.x, down.y, client.control, torch.zeros_like(down.x))
+    def receive(self, down: Point | Down, client: Client, clock: Clock) -> Client:
+        none = torch.zeros_like(down.x)
+        return Client(x=down.x, y=down.y, control=client.control, new_control=none)
 
-    def receive_control(self, down: Control, client: Any, clock: Clock) -> Client:
-        return Client(client.x, client.y, client.control, client.new_control)
+    def receive_control(self, down: Control, client: Client, clock: Clock) -> Client:
+        return Client(
+            x=client.x, y=client.y, control=client.control, new_control=client.new_control
+        )
 
     def whole_gradient(
         self, problem: Problem, down: Point, client: Client, batch: Draw, clock: Clock
@@ -125,7 +128,7 @@ class Scaffold(Algorithm):
         return client._replace(new_control=grad.x)  # line 12, (i)
 
     def local_step(
-        self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock
+        self, problem: Problem, down: Down | Control, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         grad = gradients(problem, Point(client.x, client.y), batch)
         return self.corrected(problem, down, client, grad.x, clock)
@@ -138,17 +141,22 @@ class Scaffold(Algorithm):
         return moved._replace(new_control=client.new_control + grad.x / clock.steps)  # 12, (ii)
 
     def corrected(
-        self, problem: Problem, down: Any, client: Client, grad: Tensor, clock: Clock
+        self,
+        problem: Problem,
+        down: Down | Control,
+        client: Client,
+        grad: Tensor,
+        clock: Clock,
     ) -> Client:
-        direction = plus(grad, 1.0, down.control - client.control, spent=True)
-        x = plus(client.x, -at(self.lr, clock), direction, spent=True)  # line 10
-        return client._replace(x=problem.project_x(x))
+        direction = plus_difference(grad, 1.0, down.control, client.control)
+        x = problem.project_x(plus(client.x, -at(self.lr, clock), direction))  # line 10
+        return client._replace(x=x)
 
     def send_nothing(self, down: Point, client: Client, clock: Clock) -> tuple[Nothing, Client]:
         return Nothing(), client
 
-    def send(self, down: Any, client: Client, clock: Clock) -> tuple[Up, Client]:
-        up = Up(client.x, client.new_control - client.control)  # line 13
+    def send(self, down: Down | Control, client: Client, clock: Clock) -> tuple[Up, Client]:
+        up = Up(x=client.x, change=client.new_control - client.control)  # line 13
         return up, client._replace(control=client.new_control)  # line 14
 
     def wait(self, problem: Problem, server: Server, mean: Nothing, clock: Clock) -> Server:

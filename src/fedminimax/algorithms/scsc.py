@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from fedminimax.algorithms._jacobians import JacobianMethod, Level
-from fedminimax.blocks.schedules import Rate
+from fedminimax.algorithms._compositions import SampledLevels
+from fedminimax.algorithms._jacobians import JacobianMethod, Levels, product
+from fedminimax.blocks.schedules import Rate, at
 from fedminimax.blocks.storm import storm
+from fedminimax.types import Clock, Draw, Problem
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,16 @@ class SCSC(JacobianMethod):
         "Solving Stochastic Optimization, arXiv 2008.10847, SCSC"
     )
 
-    def track(
-        self,
-        level: Level,
-        value: Tensor,
-        jacobian: Tensor,
-        old: Tensor,
-        new: Tensor,
-        rate: Tensor | float,
-    ) -> tuple[Tensor, Tensor]:
-        value_new, fresh = level.value_and_jacobian(new)
-        return storm(value, value_new, level.value(old), rate), fresh
+    def local_step(
+        self, problem: Problem, down: Levels, client: Levels, batch: Draw, clock: Clock
+    ) -> Levels:
+        F, rate = SampledLevels(problem, batch), at(self.averaging_rate, clock)
+        along = product(self.unpacked(problem, client.jacobians))
+        x = problem.project_x(client.x - at(self.lr, clock) * along)
+        old, h, jacobians = (client.x, *client.inner), [x], ()
+        for k in range(1, problem.depth):
+            value, jacobian = F.value_and_jacobian(k, h[k - 1])
+            h.append(storm(old[k], value, F.value(k, old[k - 1]), rate))
+            jacobians = (*jacobians, jacobian)
+        jacobians = self.packed(problem, (*jacobians, F.slope(h[-1])))
+        return Levels(x=x, inner=tuple(h[1:]), jacobians=jacobians)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._smoothing import Server, Smoothing, at_first
+from fedminimax.algorithms._smoothing import Server, at_first, check_pull, check_smoothing
 from fedminimax.blocks.schedules import Rate, at
 from fedminimax.problems.gradients import gradients
-from fedminimax.types import Clock, Draw, Phase, Point, Problem
+from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
 
 class Client(NamedTuple):
@@ -39,23 +39,36 @@ class Primal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OneStep(Smoothing):
-    """One gradient per client and exchange; the server makes the moves."""
+class OneStep(Algorithm[Server, Point, Client, Gradients]):
+    """One gradient per client and exchange; the server makes the moves. The line numbers are those
+    of Algorithm 2 of the FESS-GDA paper."""
 
+    smoothing: float = 1.0  # p; the theory's is twice the smoothness of f
+    anchor_rate: Rate = 0.1  # beta
     primal_lr: Rate = 0.1  # eta_x
     dual_lr: Rate = 0.1  # eta_y
 
-    def pull(self) -> float:
-        return at_first(self.primal_lr) * self.smoothing
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_smoothing(type(self).__name__, self.smoothing, self.anchor_rate)
 
-    def receive(self, down: Point, client: Any, clock: Clock) -> Client:
-        return Client(*down, torch.zeros_like(down.x), torch.zeros_like(down.y))
+    def init_server(self, problem: Problem, start: Point) -> Server:
+        check_pull(type(self).__name__, at_first(self.primal_lr) * self.smoothing)
+        return Server(x=start.x, y=start.y, anchor=start.x)
+
+    def receive(self, down: Point, client: Client, clock: Clock) -> Client:
+        none_x, none_y = torch.zeros_like(down.x), torch.zeros_like(down.y)
+        return Client(x=down.x, y=down.y, grad_x=none_x, grad_y=none_y)
 
     def local_step(
-        self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock
+        self, problem: Problem, down: Point | Primal, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         grad = gradients(problem, Point(client.x, client.y), batch)
         return client._replace(grad_x=grad.x, grad_y=grad.y)
+
+    def new_anchor(self, server: Server, x: Tensor, clock: Clock) -> Tensor:
+        rate = at(self.anchor_rate, clock)
+        return server.anchor + rate * (x - server.anchor)  # line 5
 
     def new_x(self, problem: Problem, server: Server, grad_x: Tensor, clock: Clock) -> Tensor:
         smoothed = grad_x + self.smoothing * (server.x - server.anchor)
@@ -67,7 +80,7 @@ class OneStep(Smoothing):
 
 @dataclass(frozen=True)
 class SmoothedGDA(OneStep):
-    """Smoothed gradient descent ascent (Zhang et al., 2020; FESS-GDA paper, Algorithm 2).
+    """Smoothed gradient descent ascent (Zhang et al., 2020; Shen et al., 2024, Algorithm 2).
 
         x <- x - primal_lr * ( grad_x f(x, y) + smoothing * ( x - anchor ) )
         y <- P_Y( y + dual_lr * grad_y f(x, y) )                      at the old x
@@ -93,7 +106,7 @@ class SmoothedGDA(OneStep):
     def aggregate(self, problem: Problem, server: Server, mean: Gradients, clock: Clock) -> Server:
         x = self.new_x(problem, server, mean.grad_x, clock)
         y = self.new_y(problem, server, mean.grad_y, clock)
-        return self.followed(server._replace(x=x, y=y), clock)  # line 5
+        return Server(x=x, y=y, anchor=self.new_anchor(server, x, clock))
 
 
 @dataclass(frozen=True)
@@ -140,12 +153,12 @@ class SmoothedAGDA(OneStep):
         self, problem: Problem, server: Server, mean: PrimalGradient, clock: Clock
     ) -> Server:
         x = self.new_x(problem, server, mean.grad_x, clock)
-        return self.followed(server._replace(x=x), clock)
+        return Server(x=x, y=server.y, anchor=self.new_anchor(server, x, clock))
 
     def broadcast_primal(self, server: Server, clock: Clock) -> Primal:
         return Primal(server.x)
 
-    def receive_primal(self, down: Primal, client: Any, clock: Clock) -> Client:
+    def receive_primal(self, down: Primal, client: Client, clock: Clock) -> Client:
         return self.receive(Point(down.x, client.y), client, clock)
 
     def send_dual(self, down: Primal, client: Client, clock: Clock) -> tuple[DualGradient, Client]:

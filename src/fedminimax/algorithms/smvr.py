@@ -7,10 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedminimax.algorithms._jacobians import JacobianMethod, Level
+from fedminimax.algorithms._compositions import SampledLevels
+from fedminimax.algorithms._jacobians import JacobianMethod, Levels, product
 from fedminimax.blocks.projections import ball
-from fedminimax.blocks.schedules import Rate
+from fedminimax.blocks.schedules import Rate, at
 from fedminimax.blocks.storm import storm
+from fedminimax.types import Clock, Draw, Problem
 
 
 @dataclass(frozen=True)
@@ -55,19 +57,26 @@ class SMVR(JacobianMethod):
                 "changes entries that would otherwise be known: send 'dense', or leave radius out"
             )
 
-    def track(
-        self,
-        level: Level,
-        value: Tensor,
-        jacobian: Tensor,
-        old: Tensor,
-        new: Tensor,
-        rate: Tensor | float,
-    ) -> tuple[Tensor, Tensor]:
-        value_old, jacobian_old = level.value_and_jacobian(old)
-        value_new, jacobian_new = level.value_and_jacobian(new)
-        tracked = self.bounded(storm(jacobian, jacobian_new, jacobian_old, rate))
-        return storm(value, value_new, value_old, rate), tracked
+    def init_client(self, problem: Problem, down: Levels, batch: Draw | None) -> Levels:
+        first = super().init_client(problem, down, batch)
+        return first._replace(jacobians=tuple(map(self.bounded, first.jacobians)))
+
+    def local_step(
+        self, problem: Problem, down: Levels, client: Levels, batch: Draw, clock: Clock
+    ) -> Levels:
+        F, rate = SampledLevels(problem, batch), at(self.averaging_rate, clock)
+        V = self.unpacked(problem, client.jacobians)
+        x = problem.project_x(client.x - at(self.lr, clock) * product(V))
+        old, h, jacobians = (client.x, *client.inner), [x], ()
+        for k in range(1, problem.depth):
+            value_old, jacobian_old = F.value_and_jacobian(k, old[k - 1])
+            value, jacobian = F.value_and_jacobian(k, h[k - 1])
+            h.append(storm(old[k], value, value_old, rate))
+            tracked = self.bounded(storm(V[k - 1], jacobian, jacobian_old, rate))
+            jacobians = (*jacobians, tracked)
+        last = self.bounded(storm(V[-1], F.slope(h[-1]), F.slope(old[-1]), rate))
+        jacobians = self.packed(problem, (*jacobians, last))
+        return Levels(x=x, inner=tuple(h[1:]), jacobians=jacobians)
 
     def bounded(self, jacobian: Tensor) -> Tensor:
         return jacobian if self.radius is None else ball(self.radius)(jacobian)

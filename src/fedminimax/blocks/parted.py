@@ -1,5 +1,6 @@
-"""Gradients of large networks, as autograd leaves them: in parts, a tensor of weights each. To put
-them together is a pass over the whole vector, for which a move need not wait.
+"""Gradients of large networks in parts, one for each tensor of weights, as autograd returns them.
+
+Concatenating the parts is a pass over the whole vector, which a step of a method can do without.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-LARGE = 1 << 19  # numbers: putting together less takes no time to speak of
-_ALONE = 2  # holders of memory: the one tensor, and who asks
-_PARTS = "fedminimax_parts"  # a leaf's attribute: the leaves in its place, once they are asked for
+LARGE = 1 << 19  # numbers; concatenating shorter vectors takes negligible time
+_SOLE = 2  # references to memory that only one tensor uses: that tensor's and the query's own
+_PARTS = "fedminimax_parts"  # attribute of a leaf: its parts as leaves, once `split` was called
 
 
 class Parted(Tensor):
-    """A vector in parts. Any operation but those that know of it (`blocks.vectors`) finds it put
-    together.
+    """A vector in parts. `blocks.vectors` works on the parts; any other operation concatenates them
+    first.
 
     >>> vector = Parted([torch.ones(2), torch.zeros(1)])
     >>> vector + 1
     tensor([2., 2., 1.])
     """
 
-    pieces: list[Tensor]  # vectors; none once they have been put together
+    pieces: list[Tensor]  # vectors; empty once they have been concatenated
     sizes: list[int]
     together: Tensor | None
 
@@ -39,9 +40,10 @@ class Parted(Tensor):
         return made
 
     def __init__(self, pieces: Sequence[Tensor]):
-        """All is done: torch makes tensors in __new__."""
+        """Nothing to do: torch makes tensors in __new__."""
 
     def whole(self) -> Tensor:
+        """The parts as one vector."""
         if self.together is None:
             self.together, self.pieces = torch.cat(self.pieces), []
         return self.together
@@ -65,11 +67,12 @@ class Parted(Tensor):
 
 
 def whole(value: Any) -> Any:
-    """A vector in one piece; anything else as it is."""
+    """A `Parted` vector as a plain one; anything else unchanged."""
     return value.whole() if isinstance(value, Parted) else value
 
 
 def copy_into(place: Tensor, vector: Tensor) -> None:
+    """Copies a vector, in parts or not, into `place`."""
     if isinstance(vector, Parted) and vector.pieces:
         parts = place.split(vector.sizes)
         for part, piece in zip(parts, vector.pieces, strict=True):
@@ -79,20 +82,21 @@ def copy_into(place: Tensor, vector: Tensor) -> None:
 
 
 def leaf(vector: Tensor) -> Tensor:
-    """What a derivative is taken in."""
+    """The vector as a new tensor on the same memory that requires gradients. If it is large,
+    `split` makes its parts leaves too."""
     if isinstance(vector, Parted) and vector.pieces:
         found = Parted(vector.pieces)
         setattr(found, _PARTS, [piece.detach().requires_grad_() for piece in vector.pieces])
         return found.requires_grad_()
     found = whole(vector).detach().requires_grad_()
-    # An accelerator puts together in one call what would be a call for each part.
+    # On an accelerator one operation on the whole is faster than one for each part.
     if vector.numel() >= LARGE and vector.device.type == "cpu":
         setattr(found, _PARTS, [])
     return found
 
 
 def split(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-    """`vector.split(sizes)`; of a `leaf` they are leaves themselves."""
+    """`vector.split(sizes)`; the parts of a large `leaf` are leaves themselves."""
     held: list[Tensor] | None = getattr(vector, _PARTS, None)
     if held is not None and not held:
         held += [part.requires_grad_() for part in vector.detach().split(sizes)]
@@ -101,7 +105,7 @@ def split(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
 
 
 def backward(value: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients of a number in leaves: the caller's own, whose memory nobody else has."""
+    """The gradients of a number in leaves, in memory that nothing else uses."""
     if not value.requires_grad:  # it depends on none of them
         return tuple(torch.zeros_like(v) for v in leaves)
     parts: list[list[Tensor]] = [getattr(v, _PARTS, []) for v in leaves]
@@ -117,11 +121,11 @@ def _gradient(of: Tensor, parts: list[Tensor]) -> Tensor:
 
 
 def _own(of: Tensor) -> Tensor:
-    """The gradient of a leaf. That of a sum of two leaves may be one piece of memory for both, and
-    a function of the user's may return what it holds: then a copy, and where torch cannot tell."""
+    """The gradient of a leaf. It is copied if its memory is shared, or if torch cannot tell: the
+    gradients of a sum of two leaves may share memory, and a user's function may keep its result."""
     found, of.grad = of.grad, None
     if found is None:
         return torch.zeros_like(of)
     count = getattr(torch._C, "_storage_Use_Count", None)
-    alone = count is not None and count(found.untyped_storage()._cdata) <= _ALONE
-    return found if alone else found.clone()
+    sole = count is not None and count(found.untyped_storage()._cdata) <= _SOLE
+    return found if sole else found.clone()

@@ -1,32 +1,34 @@
-"""Euclidean projections of a vector onto a convex set, in tensor operations that vmap and
-compile."""
+"""Euclidean projections of a vector onto a convex set, as tensor operations that work under vmap
+and in compiled graphs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 
 def simplex(v: Tensor) -> Tensor:
-    """The nearest point with non-negative entries that sum to one.
+    """The projection onto the simplex: the nearest vector of non-negative entries with sum 1.
 
     >>> simplex(torch.tensor([0.5, 0.9, -1.0]))
     tensor([0.3000, 0.7000, 0.0000])
     """
-    # A constant changes nothing, and what lies 1 below the largest entry becomes 0 anyway: so the
-    # sums below are exact enough for entries of any size.
+    # Subtracting a constant changes nothing, and entries 1 below the largest become 0 in any case.
+    # So the sums below are accurate for entries of any size.
     v = torch.clamp(v - v.max(), min=-1)
     ordered = torch.sort(v, descending=True).values
     count = torch.arange(1, v.numel() + 1, dtype=v.dtype, device=v.device)
     excess = (torch.cumsum(ordered, 0) - 1) / count
-    # The support is a prefix of the sorted entries; its last excess is the amount that every entry
-    # gives up.
+    # The positive entries are the first ones in this order; the excess of the last of them is what
+    # is subtracted from every entry.
     last = ((ordered > excess).sum() - 1).clamp(min=0)
     return torch.clamp(v - excess.index_select(0, last.reshape(1)), min=0)
 
 
-def ball(radius: float = 1.0):
-    """The projection onto the ball of that radius around 0.
+def ball(radius: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """The function that projects onto the Euclidean ball of that radius around 0.
 
     >>> ball(1.0)(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
@@ -40,4 +42,5 @@ def ball(radius: float = 1.0):
 
 
 def nonnegative(v: Tensor) -> Tensor:
+    """The projection onto the vectors without negative entries."""
     return torch.clamp(v, min=0)

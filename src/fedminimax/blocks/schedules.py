@@ -1,7 +1,7 @@
-"""Rates that change during a run. A schedule may stand wherever a rate stands.
+"""Rates that change during a run. Every rate of a method may be a number or a schedule.
 
-A schedule is computed from the clock in tensor operations, so a compiled round serves every value
-that it takes.
+A schedule is computed from the clock in tensor operations, so that a compiled round need not
+compile again when its value changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TINY = 5e-324  # the least number above 0
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """A number that depends on where the run stands."""
+    """A number that depends on the clock. A subclass adds options and defines `__call__`."""
 
     value: float
 
@@ -45,12 +45,13 @@ class Schedule(ABC):
                     )
 
     @abstractmethod
-    def __call__(self, clock: Clock) -> Tensor: ...
+    def __call__(self, clock: Clock) -> Tensor:
+        """The value at that time, a 0-d tensor."""
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """value"""
+    """The same value throughout the run."""
 
     def __call__(self, clock: Clock) -> Tensor:
         return torch.full_like(clock.round, self.value, dtype=clock.steps.dtype)
@@ -58,7 +59,13 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class StepDecay(Schedule):
-    """value / factor^n, n the number of marks in `at` that have been passed.
+    """value / factor^n, n the number of marks in `at` that have been reached.
+
+    Arguments:
+        value: the rate at the start.
+        factor: what it is divided by at each mark.
+        at: the marks.
+        unit: what marks count: "round", "iteration" or "stage".
 
     >>> from fedminimax.types import Clock
     >>> halved = StepDecay(0.4, factor=2, at=(10, 20))
@@ -81,7 +88,7 @@ class StepDecay(Schedule):
 
 @dataclass(frozen=True)
 class Stagewise(Schedule):
-    """value / factor^stage, the rule of the stage-wise methods (CODA: factor 3)."""
+    """value / factor^stage, the rule of the stage-wise methods (factor 3 in CODA)."""
 
     factor: float = 3.0
 
@@ -91,7 +98,7 @@ class Stagewise(Schedule):
 
 @dataclass(frozen=True)
 class InverseRoot(Schedule):
-    """value / (shift + t)^power, t counted in `unit`s."""
+    """value / (shift + t)^power, with t the number of rounds, iterations or stages (`unit`)."""
 
     shift: float = 1.0
     power: float = 0.5
@@ -113,5 +120,5 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def at(rate: Rate, clock: Clock) -> Tensor | float:
-    """The rate now."""
+    """The value of a rate at a time: a number stays a number, a schedule gives a 0-d tensor."""
     return rate(clock) if isinstance(rate, Schedule) else rate

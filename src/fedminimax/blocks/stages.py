@@ -36,5 +36,13 @@ def grown(value: int, growth: float, stage: int) -> int:
     return max(1, round_half_up(value * growth**stage))
 
 
+def check_growth(stage_growth: float, local_steps_growth: float) -> None:
+    """Factors by which stages and rounds grow are above 0."""
+    given = {"stage_growth": stage_growth, "local_steps_growth": local_steps_growth}
+    for name, factor in given.items():
+        if not factor > 0:
+            raise ValueError(f"{name} is {factor!r}; give a factor above 0 (1: no growth)")
+
+
 def round_half_up(number: float) -> int:
     return int(number + 0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedminimax.blocks.vectors import plus
+from fedminimax.blocks.vectors import plus_difference
 
 
 def storm(estimate: Tensor, new: Tensor, old: Tensor, rate: Tensor | float) -> Tensor:
@@ -19,4 +19,4 @@ def storm(estimate: Tensor, new: Tensor, old: Tensor, rate: Tensor | float) -> T
     >>> storm(torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([2.0]), 0.5)
     tensor([2.5000])
     """
-    return plus(new, 1 - rate, plus(estimate, -1.0, old), spent=True)
+    return plus_difference(new, 1 - rate, estimate, old)

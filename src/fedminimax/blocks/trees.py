@@ -1,4 +1,4 @@
-"""Fields that are tensors or tuples of tensors (one per level, say), handled alike."""
+"""Operations on trees: tensors, tuples and NamedTuples of trees, such as a client's state."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from typing import Any
 from torch import Tensor
 
 
-def tree_map(function: Callable[..., Tensor], *values: Any) -> Any:
-    """The function on each tensor of values that are built alike.
+def tree_map(function: Callable[..., Any], *values: Any) -> Any:
+    """Applies a function to the tensors at the same places of several trees of one structure.
+
+    Arguments:
+        function: from one tensor of each tree to a tensor or a tree.
+        values: the trees.
+
+    Returns a tree of that structure.
 
     >>> import torch
     >>> tree_map(torch.add, (torch.ones(1), (torch.ones(1),)), (torch.ones(1), (torch.ones(1),)))
@@ -24,7 +30,7 @@ def tree_map(function: Callable[..., Tensor], *values: Any) -> Any:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a value with their names: `inner.0` is the first of a field `inner`."""
+    """The tensors of a tree with their names: `inner.0` is the first tensor of a field `inner`."""
     if isinstance(value, Tensor):
         yield name, value
         return
@@ -33,11 +39,11 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from leaves(part, f"{name}.{part_name}" if name else str(part_name))
 
 
-def grown(named: dict[str, Tensor]) -> dict[str, Any]:
-    """The fields that `leaves` took apart.
+def nested(named: dict[str, Tensor]) -> dict[str, Any]:
+    """The fields of a NamedTuple, from the named tensors that `leaves` gives.
 
     >>> import torch
-    >>> grown({"x": torch.ones(1), "inner.0": torch.ones(1), "inner.1": torch.zeros(1)})
+    >>> nested({"x": torch.ones(1), "inner.0": torch.ones(1), "inner.1": torch.zeros(1)})
     {'x': tensor([1.]), 'inner': (tensor([1.]), tensor([0.]))}
     """
     fields: dict[str, Any] = {}
@@ -48,7 +54,7 @@ def grown(named: dict[str, Tensor]) -> dict[str, Any]:
         else:
             fields[field] = tensor
     return {
-        name: tuple(grown(value)[str(i)] for i in range(len(grown(value))))
+        name: tuple(nested(value)[str(i)] for i in range(len(nested(value))))
         if isinstance(value, dict)
         else value
         for name, value in fields.items()
@@ -56,7 +62,7 @@ def grown(named: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def form_of(value: Any) -> Any:
-    """How a value is built, in lists and names that JSON can hold: `built` needs no more.
+    """The structure of a tree as lists and names that JSON can hold, for `built`.
 
     >>> import torch
     >>> form_of((torch.ones(1), (torch.ones(1),)))
@@ -69,7 +75,7 @@ def form_of(value: Any) -> Any:
 
 
 def built(form: Any, named: dict[str, Tensor], name: str = "") -> Any:
-    """A value of that form from the tensors that `leaves` named.
+    """The tree whose structure `form_of` gave and whose tensors `leaves` named.
 
     >>> import torch
     >>> built({"fields": ["x", "inner"], "parts": [None, []]}, {"x": torch.ones(1)})
@@ -88,7 +94,7 @@ def built(form: Any, named: dict[str, Tensor], name: str = "") -> Any:
 
 
 def flat(value: Any) -> list[Tensor]:
-    """The tensors of a value, in order.
+    """The tensors of a tree, in order.
 
     >>> import torch
     >>> flat((torch.ones(1), (torch.zeros(1),)))
@@ -108,7 +114,7 @@ def _collect(value: Any, found: list[Tensor]) -> None:
 
 
 def rebuilt(form: Any, tensors: list[Tensor]) -> Any:
-    """A value built like `form` from the tensors that `flat` took out of such a one."""
+    """A tree with the structure of the tree `form`, from tensors in the order of `flat`."""
     return _grow(form, iter(tensors))
 
 

@@ -17,18 +17,23 @@ def transformed() -> bool:
     return torch.compiler.is_compiling() or stack is not None
 
 
-def plus(vector: Tensor, rate: Tensor | float, direction: Tensor, spent: bool = False) -> Tensor:
-    """vector + rate * direction, in one pass over them. A direction that the caller has made, and
-    will not look at again, is `spent`: its memory may be taken, which is quicker than new memory.
+def plus(vector: Tensor, rate: Tensor | float, direction: Tensor) -> Tensor:
+    """vector + rate * direction, in one pass over them.
 
     >>> plus(torch.tensor([1.0, 2.0]), -0.5, torch.tensor([4.0, 2.0]))
     tensor([-1.,  1.])
     """
-    taken = direction if spent and _unwatched(vector, direction) else None
-    if not isinstance(rate, Tensor):
-        return _one_pass(partial(torch.add, alpha=rate), vector, direction, taken)
-    rate = rate.to(direction.device, direction.dtype)
-    return _one_pass(lambda v, d, out: torch.addcmul(v, rate, d, out=out), vector, direction, taken)
+    return _plus(vector, rate, direction, None)
+
+
+def plus_difference(vector: Tensor, rate: Tensor | float, new: Tensor, old: Tensor) -> Tensor:
+    """vector + rate * (new - old), in two passes over them and the memory of one new vector.
+
+    >>> plus_difference(torch.tensor([1.0]), 0.5, torch.tensor([4.0]), torch.tensor([2.0]))
+    tensor([2.])
+    """
+    difference = plus(new, -1.0, old)
+    return _plus(vector, rate, difference, difference if _writable(vector, difference) else None)
 
 
 def average(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
@@ -38,8 +43,7 @@ def average(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
     tensor([2., 1.])
     """
     here = not isinstance(weight, Tensor) or (weight.device.type == "cpu" and weight.dim() == 0)
-    same = old.dtype == new.dtype and not isinstance(new, Parted)
-    if here and same and not transformed() and weight == 1:
+    if here and old.dtype == new.dtype and not transformed() and weight == 1:
         return new
     weight = torch.as_tensor(weight, dtype=old.dtype, device=old.device)
     return _one_pass(lambda o, n, out: torch.lerp(o, n, weight, out=out), old, new, None)
@@ -56,11 +60,17 @@ def chosen(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return yes if condition else no
 
 
-def _unwatched(vector: Tensor, direction: Tensor) -> bool:
-    """Is nobody watching, so that what is written over is not missed?"""
+def _plus(vector: Tensor, rate: Tensor | float, direction: Tensor, out: Tensor | None) -> Tensor:
+    if not isinstance(rate, Tensor):
+        return _one_pass(partial(torch.add, alpha=rate), vector, direction, out)
+    rate = rate.to(direction.device, direction.dtype)
+    return _one_pass(lambda v, d, out: torch.addcmul(v, rate, d, out=out), vector, direction, out)
+
+
+def _writable(vector: Tensor, direction: Tensor) -> bool:
+    """May the sum be written over the direction: has it that form, and is no derivative taken?"""
     alike = vector.shape == direction.shape and vector.dtype == direction.dtype
-    watched = vector.requires_grad or direction.requires_grad or transformed()
-    return alike and not watched
+    return alike and not (vector.requires_grad or direction.requires_grad or transformed())
 
 
 def _one_pass(operation: Callable[..., Tensor], a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
@@ -71,14 +81,13 @@ def _one_pass(operation: Callable[..., Tensor], a: Tensor, b: Tensor, out: Tenso
     parted = [v for v in (a, b) if isinstance(v, Parted) and v.pieces]
     if watched or not alike or not parted:
         a, b = (v if v.requires_grad else whole(v) for v in (a, b))
-        return operation(a, b, out=whole(out))
+        return operation(a, b, out=out)
     sizes = parted[0].sizes
     if out is None:
         out = parted[0].pieces[0].new_empty(sum(sizes))
-    outs = _pieces(out, sizes)
-    for parts in zip(_pieces(a, sizes), _pieces(b, sizes), outs, strict=True):
+    for parts in zip(_pieces(a, sizes), _pieces(b, sizes), out.split(sizes), strict=True):
         operation(*parts[:2], out=parts[2])
-    return Parted(outs) if isinstance(out, Parted) else out
+    return out
 
 
 def _pieces(vector: Tensor, sizes: list[int]) -> list[Tensor]:

@@ -178,7 +178,8 @@ class Source(NamedTuple):
     """Columns, and which of their rows go into which batch."""
 
     columns: tuple[Tensor, ...]
-    index: Tensor  # (steps, levels, clients, batch); one step and level if they are always the same
+    # (steps, levels, clients, batch); one step and level if they are always the same
+    index: Tensor  # type: ignore[reportIncompatibleMethodOverride]  # nobody searches in this tuple
     filled: Tensor  # as `gather` has it
 
     @property
@@ -212,6 +213,19 @@ def gather(columns: tuple[Tensor, ...], rows: Tensor, filled: Tensor) -> Batch:
     return Batch(gathered, (1 - padding) / filled[:, None], padding)
 
 
+def all_rows(clients: Clients, cohort: np.ndarray) -> Draws:
+    """All rows of each client of the cohort, at every level."""
+    return Draws(clients.train, cohort, None, clients.train.sizes[cohort])
+
+
+def rows_used(clients: Clients, cohort: np.ndarray, size: int) -> np.ndarray:
+    """How many different rows are in a batch of that size, client by client."""
+    full = np.full(len(cohort), size)
+    if clients.sampling != "epoch":
+        return full
+    return np.minimum(full, clients.train.sizes[cohort])
+
+
 class Sampler:
     """Draws the batches of a run."""
 
@@ -224,35 +238,31 @@ class Sampler:
         self._block: Block | None = None
         self._worker: ThreadPoolExecutor | None = None
         self._coming: Future[Block] | None = None
-        shards = clients.train
         self._streams = [key(seed, purpose, level) for level in range(levels)]
-        if clients.sampling == "balanced":
-            rows, starts, sizes = shards.of_class(True)
-            self._positive = [Pool(starts, sizes, stream, rows) for stream in self._streams]
-            other = [key(seed, purpose, level, 1) for level in range(levels)]
-            rows, starts, sizes = shards.of_class(False)
-            self._negative = [Pool(starts, sizes, stream, rows) for stream in other]
-        else:
-            self._all = [Pool(shards.starts, shards.sizes, stream) for stream in self._streams]
+        self._others = [key(seed, purpose, level, 1) for level in range(levels)]
 
-    def whole(self, cohort: np.ndarray) -> Draws:
-        """All rows of each client, at every level."""
-        return Draws(self.clients.train, cohort, None, self.clients.train.sizes[cohort])
+    @cached_property
+    def _all(self) -> list[Pool]:
+        shards = self.clients.train
+        return [Pool(shards.starts, shards.sizes, stream) for stream in self._streams]
+
+    @cached_property
+    def _positive(self) -> list[Pool]:
+        rows, starts, sizes = self.clients.train.of_class(True)
+        return [Pool(starts, sizes, stream, rows) for stream in self._streams]
+
+    @cached_property
+    def _negative(self) -> list[Pool]:
+        rows, starts, sizes = self.clients.train.of_class(False)
+        return [Pool(starts, sizes, stream, rows) for stream in self._others]
 
     def draw(self, cohort: np.ndarray, iteration: int, steps: int) -> Draws:
         """The batches for `steps` local steps from that iteration on."""
         size = self.size
         if size is None:
-            return self.whole(cohort)
+            return all_rows(self.clients, cohort)
         index = self._ahead(cohort, iteration, steps)
-        return Draws(self.clients.train, cohort, index, self.used(cohort, size))
-
-    def used(self, cohort: np.ndarray, size: int) -> np.ndarray:
-        """How many different rows are in a batch of that size, client by client."""
-        full = np.full(len(cohort), size)
-        if self.clients.sampling != "epoch":
-            return full
-        return np.minimum(full, self.clients.train.sizes[cohort])
+        return Draws(self.clients.train, cohort, index, rows_used(self.clients, cohort, size))
 
     def _ahead(self, cohort: np.ndarray, iteration: int, steps: int) -> np.ndarray:
         """Row numbers of `steps` iterations; if the cohort stays the same, of many at a time."""
@@ -332,7 +342,8 @@ class Block(NamedTuple):
 
     cohort: np.ndarray
     first: int  # iteration
-    index: np.ndarray  # (iterations, levels, clients, batch)
+    # (iterations, levels, clients, batch)
+    index: np.ndarray  # type: ignore[reportIncompatibleMethodOverride]  # nobody searches in this tuple
     again: bool = False  # has its cohort been asked for more before?
 
     @property

@@ -1,4 +1,4 @@
-"""A user's own data: a CSV or npz file per site in a folder."""
+"""A user's own data: a CSV, Parquet or npz file per site in a folder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedminimax.data.columns import Texts
 from fedminimax.data.sites import (
     MISSING,
+    Cells,
     Column,
     DataError,
     Schema,
@@ -31,6 +33,9 @@ from fedminimax.data.sites import (
 )
 from fedminimax.data.tables import SUFFIXES, Raw, encode, labels_of, open_table, stem
 
+TRUTHS = {"1": 1, "true": 1, "0": 0, "false": 0, "-1": -1}  # labels that need no `positive`
+LEAST_ROWS = 20  # of a site, for its column to look like one of identifiers
+MOST_NOTES = 3  # about the codes of one column
 MOST_CLASSES = 1000  # more label values than that are rather measurements
 
 
@@ -44,16 +49,16 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Folder:
-    """Your own tables: a folder with one CSV (or npz) file per site.
+    """Your own tables: a folder with one CSV, Parquet or npz file per site.
 
     A CSV has a header row. An npz has the arrays `features` (n, d) and `labels` (n,), and may have
-    `columns` (d,). Text columns become one 0/1 feature per code. Sites whose columns differ in
-    name, order or type are refused.
+    `columns` (d,). Text columns become one 0/1 feature per code, true and false 1 and 0. Sites
+    whose columns differ in name, order or type are refused.
 
     classes: "two", or "halves" of several labels, the upper half being positive as in the papers'
     code, or "all": each label is a class of its own, numbered in order.
     positive: of two, the label that counts as positive, all others being negative; not needed for
-    0/1.
+    0/1, -1/1 and false/true, where 1 or true is.
     drop: columns to leave out, such as a patient's number.
     missing: what stands for a missing value.
     categorical: columns of numbers that are codes, such as a chest pain type of 1 to 4.
@@ -93,7 +98,7 @@ class Folder:
         return self.read().sites
 
     def read(self) -> Reading:
-        files, notes = _files(Path(self.path).expanduser())
+        files, notes = table_files(Path(self.path).expanduser())
         reading = self.read_files(files)
         return reading._replace(notes=notes + reading.notes)
 
@@ -109,7 +114,12 @@ class Folder:
         return Reading(sites, notes, schema)
 
     def open_files(self, files: Sequence[Path]) -> list[Raw]:
-        raws = [open_table(file, self.label, lambda name: name not in self.drop) for file in files]
+        raws = [
+            open_table(
+                file, self.label, lambda name: name not in self.drop, self.categorical, self.missing
+            )
+            for file in files
+        ]
         for raw in raws:
             self._check_file(raw)
         self._check_options(raws)
@@ -149,7 +159,7 @@ class Folder:
         return [_Look.at(raw, column, markers, column in self.categorical) for raw in there]
 
     def _check_file(self, raw: Raw) -> None:
-        if raw.labels is None and raw.unit == "row":
+        if raw.labels is None and raw.file.lower().endswith(".npz"):
             raise DataError(f"{raw.file} has no array `labels`; add one, with a label per row.")
         if raw.labels is None:
             hint = nearest(self.label, raw.cells)
@@ -189,7 +199,7 @@ class Folder:
                 )
 
     def _code_notes(self, looks: dict[str, list[_Look]]) -> list[str]:
-        found = []
+        notes, differences = [], []
         for column, held in looks.items():
             codes = _codes(held)
             if len(codes) > self.most_codes:
@@ -199,27 +209,33 @@ class Folder:
                 )
             # A site where the column is wholly missing has a note of its own.
             held = [look for look in held if look.present]
+            lacking, found = [], []
             for code in codes:
                 lack = [look.raw.name for look in held if code not in look.codes]
                 if lack:
                     have = [look.raw.name for look in held if code in look.codes]
+                    lacking.append(code)
                     found.append(
                         f"column {column!r} has the code {code!r} at {named(have)} and not at "
                         f"{named(lack)}"
                     )
+            differences += found
+            short = f"column {column!r} has codes that not all sites have: {listed(lacking, 5)}"
+            notes += found if len(found) <= MOST_NOTES else [short]
         if self.codes == "strict":
-            _refuse(found, "make the codes equal, or set codes = 'union'")
-        return found
+            _refuse(differences, "make the codes equal, or set codes = 'union'")
+        return notes
 
     def _label_values(self, raws: list[Raw], markers: set[str]) -> tuple[str, ...]:
-        for raw in raws:
-            for i, label in enumerate(raw.labels or ()):
+        held = [(raw, raw.labels) for raw in raws if raw.labels is not None]
+        for raw, labels in held:
+            for label, first in zip(labels.values, labels.first, strict=True):
                 if is_missing(label, markers):
                     raise DataError(
-                        f"{raw.where(i)}: the label {self.label!r} is missing; fill it in or "
+                        f"{raw.where(first)}: the label {self.label!r} is missing; fill it in or "
                         "remove the row."
                     )
-        values = ordered(union(map(plain, raw.labels or ()) for raw in raws))
+        values = ordered(union(map(plain, labels.values) for _, labels in held))
         if self.classes != "two" and len(values) > MOST_CLASSES:
             raise DataError(
                 f"Label {self.label!r} has {len(values)} values ({listed(values, 3)}), too many "
@@ -237,18 +253,25 @@ class Folder:
             upper, lower = values[middle:], values[:middle]
             return upper, lower, [f"label {self.label!r}: {listed(upper)} count as positive"]
         positive = plain(self.positive)
+        truths = {value: TRUTHS.get(value.lower()) for value in values}
+        if {*truths.values()} <= {0, 1} or {*truths.values()} <= {-1, 1}:
+            asked = TRUTHS.get(positive.lower(), None if positive else 1)
+            upper = tuple(value for value in values if truths[value] == asked)
+            if upper or not positive:
+                lower = tuple(value for value in values if value not in upper)
+                return upper or ("1",), lower or ("0",), []
         if not positive:
-            if not set(values) <= {"0", "1"}:
-                raise DataError(
-                    f"Label {self.label!r} has the values {listed(values)}; without `positive` "
-                    "they must be 0 and 1. Set `positive` to the value that counts as positive, "
-                    f"such as positive = {values[-1]!r}, or `classes` to 'halves' or 'all'."
-                )
-            return ("1",), ("0",), []
+            raise DataError(
+                f"Label {self.label!r} has the values {listed(values)}; without `positive` they "
+                "must be 0 and 1, -1 and 1, or false and true. Set `positive` to the value that "
+                f"counts as positive, such as positive = {values[-1]!r}, or `classes` to 'halves' "
+                "or 'all'."
+            )
         if positive not in values:
+            near = nearest(positive, values) or f" Set positive = {values[-1]!r}?"
             raise DataError(
                 f"positive is {positive!r}, which no label of {self.label!r} is; the values are "
-                f"{listed(values)}.{nearest(positive, values)}"
+                f"{listed(values)}.{near}"
             )
         negative = tuple(value for value in values if value != positive)
         alike = [value for value in negative if value.lower() == positive.lower()]
@@ -274,9 +297,10 @@ def site(raw: Raw, schema: Schema) -> Site:
 def absent(sites: Sequence[Site], schema: Schema) -> list[str]:
     """A note for every column that a site has no value of."""
     notes, start = [], 0
+    nothing = {site.name: np.asarray(np.isnan(site.features).all(axis=0)) for site in sites}
     for column in schema.columns:
         stop = start + len(column.features)
-        lack = [site.name for site in sites if np.isnan(site.features[:, start:stop]).all()]
+        lack = [name for name, none in nothing.items() if none[start:stop].all()]
         if lack and stop > start:
             notes.append(
                 f"column {column.name!r} has no value at {named(lack)}: the other sites' mean "
@@ -300,12 +324,18 @@ class _Look(NamedTuple):
     def at(raw: Raw, column: str, markers: set[str], categorical: bool) -> _Look:
         cells = raw.cells[column]
         if isinstance(cells, np.ndarray) and not categorical:
-            present = int((~np.isnan(numbers(cells, markers))).sum())
+            present = int(np.count_nonzero(~np.isnan(cells)))
+            for marker in markers:
+                if (value := number(marker)) is not None:
+                    present -= int(np.count_nonzero(cells == value))
             return _Look(raw, present, 0, None, [], False)
-        there = [i for i, cell in enumerate(cells) if not is_missing(cell, markers)]
-        texts = [i for i in there if number(cells[i]) is None]
-        codes = union([[plain(cells[i]) for i in there]]) if texts or categorical else []
-        return _Look(raw, len(there), len(texts), texts[0] if texts else None, codes, categorical)
+        held = Texts.of(cells)
+        there = [i for i, cell in enumerate(held.values) if not is_missing(cell, markers)]
+        texts = [i for i in there if number(held.values[i]) is None]
+        codes = union([[plain(held.values[i]) for i in there]]) if texts or categorical else []
+        present, text = (sum(held.counts[i] for i in which) for which in (there, texts))
+        first = min((held.first[i] for i in texts), default=None)
+        return _Look(raw, present, text, first, codes, categorical)
 
 
 def _is_text(held: list[_Look]) -> bool:
@@ -342,18 +372,25 @@ def _kind_differences(looks: dict[str, list[_Look]], others: bool) -> list[str]:
 
 def _rather_ids(raws: Sequence[Raw], columns: Sequence[Column], markers: set[str]) -> list[str]:
     """A note for every column that has another whole number in each row, as an identifier has."""
-    notes = []
-    for column in columns:
-        if column.kind == "text" or min(len(raw.lines) for raw in raws) < 20:
-            continue
-        held = [numbers(raw.cells[column.name], markers) for raw in raws]
-        whole = all(np.array_equal(v, np.round(v)) and len(np.unique(v)) == len(v) for v in held)
-        if whole:
-            notes.append(
-                f"column {column.name!r} has another whole number in every row: if it is an "
-                "identifier, name it in `drop`"
-            )
-    return notes
+    if max(len(raw.lines) for raw in raws) < LEAST_ROWS:
+        return []
+    return [
+        f"column {column.name!r} has another whole number in every row: if it is an identifier, "
+        "name it in `drop`"
+        for column in columns
+        if column.kind == "number" and all(unique(raw.cells[column.name], markers) for raw in raws)
+    ]
+
+
+def unique(cells: Cells, markers: set[str]) -> bool:
+    """Whether a column has another whole number in every row that has one."""
+    if isinstance(cells, np.ndarray):
+        some = cells[:99]  # which tells most measurements
+        if not np.array_equal(some, np.round(some), equal_nan=True):
+            return False
+    values = numbers(cells, markers)
+    values = values[~np.isnan(values)]
+    return np.array_equal(values, np.round(values)) and len(np.unique(values)) == len(values)
 
 
 def _refuse(differences: list[str], advice: str = "make them equal") -> None:
@@ -369,11 +406,13 @@ def ordered(codes: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(codes, key=place))
 
 
-def _files(folder: Path) -> tuple[list[Path], list[str]]:
+def table_files(folder: Path) -> tuple[list[Path], list[str]]:
+    """The tables of a folder by their names, and notes."""
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise DataError(
-            f"The folder {str(folder)!r} {what}; give a folder with one CSV or npz file per site."
+            f"The folder {str(folder)!r} {what}; give a folder with one CSV, Parquet or npz file "
+            "per site."
         )
     there = [
         file for file in folder.iterdir() if file.is_file() and not file.name.startswith((".", "~"))
@@ -390,4 +429,4 @@ def _files(folder: Path) -> tuple[list[Path], list[str]]:
         raise DataError(
             f"Two files of {str(folder)!r} are called {twice[0]!r}; keep one file per site."
         )
-    return files, [f"ignored, neither CSV nor npz: {named(others)}"] if others else []
+    return files, [f"ignored, neither CSV, Parquet nor npz: {named(others)}"] if others else []

@@ -16,7 +16,7 @@ class LevelsData:
     mean ones.
 
     The dials are root mean squares over clients, at the solution, so they are the delta of
-    papers/fed-dr-scgd.txt (Assumption 3.3), split in two:
+    the Fed-DR-SCGD paper (Assumption 3.3), split in two:
 
     - value_spread: the length of F_n^(k) - F^(k) for the inner levels, and of the same tilt of the
       last level's gradient;

@@ -11,12 +11,12 @@ import numpy as np
 from fedminimax.data.folder import Folder, Reading, absent
 from fedminimax.data.partition import by_column, dirichlet, iid, own_classes
 from fedminimax.data.sites import MISSING, DataError, Schema, check_alike, listed, nearest, plain
-from fedminimax.data.tables import open_table
+from fedminimax.data.tables import KINDS, open_table
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """A pooled CSV (or npz) file, dealt out to clients evenly, unevenly or by a column.
+    """A pooled CSV, Parquet or npz file, dealt out to clients evenly, unevenly or by a column.
 
     partition: "iid", "dirichlet" (by class; the smaller the concentration, the more unlike),
     "classes" (no two clients share a label; with positives and negatives, each client has some of
@@ -42,7 +42,7 @@ class Pooled:
     def read(self) -> Reading:
         file = Path(self.path).expanduser()
         if not file.is_file():
-            raise DataError(f"There is no file {str(file)!r}; give a CSV, csv.gz or npz file.")
+            raise DataError(f"There is no file {str(file)!r}; give a {KINDS} file.")
         owners = self._owners(file) if self.partition == "column" else None
         drop = self.drop if owners is None else (*self.drop, self.column)
         options = (self.label, self.positive, drop, self.missing, self.categorical)
@@ -62,7 +62,9 @@ class Pooled:
 
     def _owners(self, file: Path) -> np.ndarray:
         """Which client each row belongs to."""
-        raw = open_table(file, self.label, lambda name: name == self.column)
+        raw = open_table(
+            file, self.label, lambda name: name == self.column, (self.column,), self.missing
+        )
         if self.column not in raw.cells:
             others = [name for name in raw.names if name != self.label]
             raise DataError(

@@ -1,13 +1,15 @@
-"""From sites' tables to the clients of a run: split, thin, impute and standardise."""
+"""From sites' tables to the clients of a run: split, thin, impute and encode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedminimax.data import encoding
+from fedminimax.data.encoding import Encoder, answer
 from fedminimax.data.folder import Reading
 from fedminimax.data.imbalance import keep_positives
 from fedminimax.data.sites import DataError, Schema, Site, named
@@ -22,9 +24,11 @@ class Split:
     positive_share (the papers' imratio) thins the positives of the training and validation rows of
     every site to that share; the test rows stay as they are, as in the papers. standardise: with
     means and variances that the sites send as sums; without it, features are centred but not
-    scaled. auxiliary: how many training rows of each class the server holds as well, for a method
-    that needs some. sites: only the first so many take part, whose rows stay cut as they were; 0:
-    all.
+    scaled. bins: numbers are encoded piecewise linearly over about so many quantile bins, missing
+    values are marked, and each bin, code of a text column and mark needs `rare` training rows of
+    all sites; 0: numbers stay numbers. auxiliary: how many training rows of each class the server
+    holds as well, for a method that needs some. sites: only the first so many take part, whose rows
+    stay cut as they were; 0: all.
     """
 
     train: float = 0.6
@@ -33,8 +37,23 @@ class Split:
     positive_share: float | None = None
     auxiliary: int = 0
     standardise: bool = True
+    bins: int = 0
+    rare: int = 10
     sites: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("bins", 0), ("rare", 1)):
+            if getattr(self, name) < least:
+                raise DataError(f"split.{name} is {getattr(self, name)}; give {least} or more.")
+        if self.bins and not self.standardise:
+            raise DataError(
+                f"split.standardise is false, but with split.bins = {self.bins} features have one "
+                "scale already; leave standardise out, or set bins = 0."
+            )
+
+
+Inputs = Standardiser | Encoder  # from raw features to what a network takes
 
 
 class Prepared(NamedTuple):
@@ -42,16 +61,29 @@ class Prepared(NamedTuple):
 
     names: tuple[str, ...]
     rows: dict[str, list[tuple[np.ndarray, np.ndarray]]]
-    standardiser: Standardiser
+    inputs: Inputs
     schema: Schema
     notes: list[str]
 
     def about(self) -> dict[str, Any]:
-        return {"standardiser": self.standardiser.to_json(), "schema": self.schema.to_json()}
+        return {**inputs_table(self.inputs), "schema": self.schema.to_json()}
 
 
-def prepare(reading: Reading, split: Split) -> Prepared:
-    """Only sums of the training rows decide how rows are imputed and scaled."""
+def inputs_table(inputs: Inputs) -> dict[str, Any]:
+    """What `inputs_of` reads."""
+    return {"encoder" if isinstance(inputs, Encoder) else "standardiser": inputs.to_json()}
+
+
+def inputs_of(table: dict[str, Any]) -> Inputs:
+    """How rows are encoded, from JSON."""
+    if "encoder" in table:
+        return Encoder.from_json(table["encoder"])
+    return Standardiser.from_json(table["standardiser"])
+
+
+def prepare(reading: Reading, split: Split, least: int = 0) -> Prepared:
+    """Only sums of the training rows decide how rows are imputed and encoded; with `least` > 1
+    counts of values are of groups of that many rows."""
     if not 0 <= split.sites <= len(reading.sites):
         raise DataError(
             f"split.sites is {split.sites}, but there are {len(reading.sites)} sites; give at most "
@@ -59,21 +91,32 @@ def prepare(reading: Reading, split: Split) -> Prepared:
         )
     reading = reading._replace(sites=reading.sites[: split.sites or None])
     parts = split_sites(reading.sites, split)
-    standardiser = scaled(fit(parts["train"]), split)
+    inputs = learnt(parts["train"], reading.schema, split, least)
     return Prepared(
         tuple(site.name for site in reading.sites),
-        {name: [rows(standardiser, site) for site in sites] for name, sites in parts.items()},
-        standardiser,
+        {name: [rows(inputs, site) for site in sites] for name, sites in parts.items()},
+        inputs,
         reading.schema,
         reading.notes + _one_class(reading.sites),
     )
 
 
+def learnt(train: Sequence[Site], schema: Schema, split: Split, least: int = 0) -> Inputs:
+    """How rows are encoded, from the sums of these sites."""
+    if not split.bins:
+        return scaled(fit(train), split)
+
+    def summed(edges: Sequence[np.ndarray]) -> np.ndarray:
+        return np.sum([answer(site.features, edges, least) for site in train], axis=0)
+
+    return encoding.fit(schema, summed, split.bins, split.rare)
+
+
 def scaled(standardiser: Standardiser, split: Split) -> Standardiser:
-    """The standardiser as the split wants it."""
+    """As the split wants it: scaled, or centred only."""
     if split.standardise:
         return standardiser
-    return Standardiser(standardiser.columns, standardiser.mean, np.ones_like(standardiser.scale))
+    return replace(standardiser, scale=np.ones_like(standardiser.scale))
 
 
 def split_sites(sites: list[Site], split: Split, first: int = 0) -> dict[str, list[Site]]:
@@ -129,6 +172,6 @@ def _one_class(sites: list[Site]) -> list[str]:
     return [f"all rows have the same label at {named(lone)}: no AUC can be told there"]
 
 
-def rows(standardiser: Standardiser, site: Site) -> tuple[np.ndarray, np.ndarray]:
+def rows(inputs: Inputs, site: Site) -> tuple[np.ndarray, np.ndarray]:
     """A site's rows as a run takes them."""
-    return standardiser.transform(site.features), site.labels.astype(np.float64)
+    return inputs.transform(site.features), site.labels.astype(np.float64)

@@ -202,7 +202,11 @@ class Column:
         where: Callable[[int], str],
         unknown: str = "refuse",
     ) -> np.ndarray:
-        """The features (n, k), NaN where the cell is missing; `where(i)` names row i in errors."""
+        """The features (n, k), NaN where the cell is missing; `where(i)` names row i in errors.
+
+        A code that is none of the column's is refused, or taken as "missing" or as "other": then
+        it has a 0 for each of the codes.
+        """
         missing = {plain(marker) for marker in (*missing, *self.missing)}
         if self.kind == "number":
             values = numbers(cells, missing)
@@ -227,6 +231,8 @@ class Column:
             code = place.get(plain(cell))
             if code is not None:
                 out[i] = table[code]
+            elif unknown == "other" and not self.drop_first:
+                out[i] = 0.0
             elif unknown == "refuse":
                 raise DataError(
                     f"{where(i)}: column {self.name!r} holds {plain(cell)!r}, which is not one of "
@@ -271,11 +277,12 @@ class Schema:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Schema:
-        columns = tuple(Column(**_tuples(column)) for column in value["columns"])
-        return Schema(**{**_tuples(value), "columns": columns})
+        columns = tuple(Column(**tuples(column)) for column in value["columns"])
+        return Schema(**{**tuples(value), "columns": columns})
 
 
-def _tuples(value: dict[str, Any]) -> dict[str, Any]:
+def tuples(value: dict[str, Any]) -> dict[str, Any]:
+    """A table of JSON with tuples in place of lists."""
     return {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
 
 

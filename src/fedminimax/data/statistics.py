@@ -33,6 +33,11 @@ class Standardiser:
     floats_down: int = 0  # received by each site
     exchanges: int = 0
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what comes out."""
+        return self.columns
+
     def transform(self, features: np.ndarray) -> np.ndarray:
         features = np.asarray(features, np.float64)
         if features.ndim != 2 or features.shape[1] != len(self.columns):

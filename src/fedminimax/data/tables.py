@@ -1,32 +1,47 @@
-"""Tables as they were written: CSV and npz files, and how a schema reads them."""
+"""Tables as they were written: CSV, Parquet and npz files, and how a schema reads them."""
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
+import mmap
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from fedminimax.data.columns import (
+    Data,
+    Head,
+    Lines,
+    Texts,
+    csv_columns,
+    csv_head,
+    csv_rows,
+    parquet_columns,
+    parquet_names,
+    text_of,
+)
 from fedminimax.data.sites import (
+    MISSING,
     Cells,
+    Column,
     DataError,
     Schema,
     is_missing,
     listed,
     named,
     nearest,
+    number,
     plain,
     repeated,
 )
 
-SUFFIXES = (".csv", ".csv.gz", ".npz")
+SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
+KINDS = "CSV, csv.gz, Parquet or npz"
 _ZIP = b"PK\x03\x04"  # what a spreadsheet begins with
 
 
@@ -47,7 +62,7 @@ class Raw:
     file: str
     names: Sequence[str]  # all columns of the file; `cells` holds those that are used
     cells: dict[str, Cells]
-    labels: Sequence[object] | None
+    labels: Texts | None
     lines: Sequence[int]
     unit: str = "line"
 
@@ -56,18 +71,19 @@ class Raw:
 
 
 def read_table(
-    path: str | Path, schema: Schema, unknown: Literal["refuse", "missing"] = "refuse"
+    path: str | Path, schema: Schema, unknown: Literal["refuse", "missing", "other"] = "refuse"
 ) -> Rows:
     """New rows in the columns a model was trained on; others are ignored, the label may be absent.
 
     A code that training never saw is refused, or, with unknown = "missing", imputed like a missing
-    value.
+    value, or, with "other", none of the codes.
     """
     file = Path(path).expanduser()
     if not file.is_file():
-        raise DataError(f"There is no file {str(file)!r}; give a CSV, csv.gz or npz file.")
+        raise DataError(f"There is no file {str(file)!r}; give a {KINDS} file.")
     wanted = {column.name for column in schema.columns}
-    raw = open_table(file, schema.label, wanted.__contains__)
+    texts = {column.name for column in schema.columns if column.kind == "text"}
+    raw = open_table(file, schema.label, wanted.__contains__, texts, schema.missing)
     lack = [column.name for column in schema.columns if column.name not in raw.cells]
     if lack:
         raise DataError(
@@ -81,46 +97,141 @@ def read_table(
 
 def encode(raw: Raw, schema: Schema, unknown: str = "refuse") -> np.ndarray:
     """The features of a raw table, in the schema's order."""
-    parts = [
-        column.encode(raw.cells[column.name], schema.missing, raw.where, unknown)
-        for column in schema.columns
-    ]
-    return np.concatenate(parts, axis=1)
+    parts = [_encoded(column, raw, schema.missing, unknown) for column in schema.columns]
+    out = np.empty((len(raw.lines), sum(part.shape[1] for part in parts)))
+    # A few rows at a time stay in the cache, in which columns become rows.
+    for start in range(0, len(out), 512):
+        np.concatenate([part[start : start + 512] for part in parts], 1, out[start : start + 512])
+    return out
+
+
+def _encoded(column: Column, raw: Raw, missing: Sequence[str], unknown: str) -> np.ndarray:
+    """A column's features. Of texts, each one is encoded once."""
+    cells = raw.cells[column.name]
+    if column.kind == "number" and isinstance(cells, np.ndarray):
+        found = [number(plain(marker)) for marker in (*missing, *column.missing)]
+        markers = [value for value in found if value is not None and value == value]
+        values = np.where(np.isin(cells, markers), np.nan, cells) if markers else cells
+        if not np.isinf(values).any():
+            return values[:, None]
+    held = Texts.of(cells)
+    table = column.encode(held.values, missing, lambda i: raw.where(held.first[i]), unknown)
+    return table[held.places]
 
 
 def labels_of(raw: Raw, schema: Schema) -> np.ndarray | None:
     markers = {plain(marker) for marker in schema.missing}
-    if raw.labels is None or all(is_missing(label, markers) for label in raw.labels):
+    held = raw.labels
+    if held is None or all(is_missing(label, markers) for label in held.values):
         return None
     value = schema.numbers
-    for i, label in enumerate(raw.labels):
+    for label, first in zip(held.values, held.first, strict=True):
         if plain(label) not in value:
             raise DataError(
-                f"{raw.where(i)}: the label {schema.label!r} is {plain(label)!r}, but one of "
+                f"{raw.where(first)}: the label {schema.label!r} is {plain(label)!r}, but one of "
                 f"{listed(value)} is needed. Correct it, or leave out the label column."
             )
-    return np.array([value[plain(label)] for label in raw.labels], np.int64)
+    return np.array([value[plain(label)] for label in held.values], np.int64)[held.places]
 
 
-def open_table(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
-    """Read a file, with everything that can go wrong turned into a sentence that names it."""
-    if not file.name.lower().endswith(SUFFIXES):
+def open_table(
+    file: Path,
+    label: str | None,
+    wanted: Callable[[str], bool] = lambda name: True,
+    texts: Collection[str] = (),
+    missing: Sequence[str] = MISSING,
+) -> Raw:
+    """Read a file, with everything that can go wrong turned into a sentence that names it.
+
+    `texts` are columns whose numbers are codes, which stay as they are written.
+    """
+    ending = file.name.lower()
+    if not ending.endswith(SUFFIXES):
         raise DataError(f"{file.name} is not one of {named(SUFFIXES)}; save the table as CSV.")
-    if file.name.lower().endswith(".npz"):
+    if ending.endswith(".npz"):
         return _npz(file, label, wanted)
-    return raw_csv(stem(file), file.name, _text(file), label, wanted)
+    if ending.endswith(".parquet"):
+        return _from_parquet(file, label, wanted, texts, missing)
+    data = _data(file)
+    head = csv_head(data)
+    if head is not None:
+        raw = _from_csv(file, data, head, label, wanted, texts, missing)
+        if raw is not None:
+            return raw
+    return raw_csv(stem(file), file.name, text_of(data), label, wanted)
 
 
-def _text(file: Path) -> str:
+def _from_csv(
+    file: Path,
+    data: Data,
+    head: Head,
+    label: str | None,
+    wanted: Callable[[str], bool],
+    texts: Collection[str],
+    missing: Sequence[str],
+) -> Raw | None:
+    used = used_columns(file.name, head.names, label, wanted)
+    if not used:
+        return None
+    kept = {i for i in used if head.names[i] == label or head.names[i] in texts}
+    found = csv_columns(data, head, used, kept, missing)
+    if found is None:
+        return None
+    cells = {head.names[i]: found.cells[i] for i in used}
+    labels = cells.pop(label or "", None)
+    lines = Lines(file, data, found.rows)
+    return Raw(stem(file), file.name, head.names, cells, _as_labels(labels), lines)
+
+
+def _from_parquet(
+    file: Path,
+    label: str | None,
+    wanted: Callable[[str], bool],
+    texts: Collection[str],
+    missing: Sequence[str],
+) -> Raw:
+    names = parquet_names(file)
+    used = used_columns(file.name, names, label, wanted)
+    kept = {i for i in used if names[i] == label or names[i] in texts}
+    found = parquet_columns(file, used, kept, missing)
+    cells = {names[i]: found.cells[i] for i in used}
+    labels = _as_labels(cells.pop(label or "", None))
+    return Raw(stem(file), file.name, names, cells, labels, range(found.rows), unit="row")
+
+
+def _as_labels(cells: Cells | None) -> Texts | None:
+    return None if cells is None else Texts.of(cells)
+
+
+def used_columns(
+    file: str, names: Sequence[str], label: str | None, wanted: Callable[[str], bool]
+) -> list[int]:
+    """The places of the wanted columns and of the label, each of which has a name of its own."""
+    used = [i for i, name in enumerate(names) if name == label or wanted(name)]
+    if twice := repeated(names[i] for i in used):
+        raise DataError(f"{file} has column {twice[0]!r} more than once; rename or remove one.")
+    if "" in (names[i] for i in used):
+        raise DataError(
+            f"{file}: column {names.index('') + 1} has no name (a row number written by pandas or "
+            'R?); name it, or leave it out with drop = [""].'
+        )
+    return used
+
+
+def _data(file: Path) -> Data:
+    """The bytes of a CSV file, which are UTF-8."""
     try:
-        data = file.read_bytes()
-        if data.startswith(_ZIP):
+        data = _bytes(file)
+        if data[: len(_ZIP)] == _ZIP:
             raise DataError(
                 f"{file.name} is a spreadsheet or a zip file, whatever its name says; save it as "
                 "CSV from the program that made it."
             )
-        data = gzip.decompress(data) if file.name.lower().endswith(".gz") else data
-        return data.decode("utf-8-sig")
+        if file.name.lower().endswith(".gz"):
+            data = gzip.decompress(data)
+        if len(data) and np.frombuffer(data, np.uint8).max() >= 128:
+            text_of(data)
+        return data
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{file.name} is not a whole gzip file ({error}); copy it again."
@@ -131,52 +242,37 @@ def _text(file: Path) -> str:
         ) from error
 
 
+def _bytes(file: Path) -> Data:
+    """A large file is not copied into memory."""
+    with file.open("rb") as opened:
+        if file.stat().st_size < 1 << 20:
+            return opened.read()
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 def raw_csv(
     name: str,
     file: str,
     text: str,
-    label: str,
+    label: str | None,
     wanted: Callable[[str], bool] = lambda name: True,
     header: Sequence[str] = (),
 ) -> Raw:
-    """The wanted columns and the label of a CSV text; its first line is the header unless given."""
-    first = ",".join(header) + "\n" if header else ""
-    reader = csv.reader(io.StringIO(first + text, newline=""), strict=True)
-    rows, lines, start = [], [], 1
-    try:
-        for row in reader:
-            if row:
-                rows.append(row)
-                lines.append(start - bool(header))
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"{file}, from line {start}: this is not CSV ({error}); correct the quotes."
-        ) from error
-    if not rows:
+    """The wanted columns and the label of a CSV text, by Python's csv reader, each cell as it is
+    written; the first line is the header unless given."""
+    above = ",".join(header) + "\n" if header else ""
+    found = list(csv_rows(file, above + text, first=0 if header else 1))
+    if not found:
         raise DataError(f"{file} is empty; it needs a header row and at least one row of data.")
-    names = [column.strip() for column in rows[0]]
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != len(names):
-            raise DataError(
-                f"{file}, line {line}: {len(row)} cells, but the header has {len(names)}; correct "
-                "the line."
-            )
-    used = [i for i, column in enumerate(names) if column == label or wanted(column)]
-    if twice := repeated(names[i] for i in used):
-        raise DataError(f"{file} has column {twice[0]!r} more than once; rename or remove one.")
-    columns = {names[i]: [row[i].strip() for row in rows[1:]] for i in used}
-    labels = columns.pop(label, None)
-    cells: dict[str, Cells] = dict(columns)
-    if "" in cells:
-        raise DataError(
-            f"{file}: column {names.index('') + 1} has no name (a row number written by pandas or "
-            'R?); name it, or leave it out with drop = [""].'
-        )
-    return Raw(name, file, names, cells, labels, lines[1:])
+    (_, given), *rows = found
+    names = [column.strip() for column in given]
+    used = used_columns(file, names, label, wanted)
+    cells: dict[str, Cells] = {names[i]: Texts.of([row[i] for _, row in rows]) for i in used}
+    labels = _as_labels(cells.pop(label or "", None))
+    return Raw(name, file, names, cells, labels, [line for line, _ in rows])
 
 
-def _npz(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
+def _npz(file: Path, label: str | None, wanted: Callable[[str], bool]) -> Raw:
     arrays = plain_arrays(file)
     if "features" not in arrays:
         raise DataError(
@@ -199,14 +295,10 @@ def _npz(file: Path, label: str, wanted: Callable[[str], bool]) -> Raw:
         raise DataError(
             f"{file.name}: the label {label!r} is also a column of `features`; name it in `drop`."
         )
-    used = [i for i, name in enumerate(names) if wanted(name)]
-    if twice := repeated(names[i] for i in used):
-        raise DataError(
-            f"{file.name} has column {twice[0]!r} more than once; rename or remove one."
-        )
+    used = used_columns(file.name, names, None, wanted)
     values = features.astype(np.float64)
     cells: dict[str, Cells] = {names[i]: values[:, i] for i in used}
-    text = None if labels is None else _texts(labels)
+    text = None if labels is None else Texts.of(_texts(labels))
     return Raw(stem(file), file.name, names, cells, text, range(len(values)), unit="row")
 
 

@@ -3,7 +3,7 @@ aggregate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,28 +12,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.data.batches import Draws, Sampler
+from fedminimax.data.batches import Draws, Sampler, all_rows, rows_used
 from fedminimax.data.clients import Clients
-from fedminimax.engine.crew import Crew
-from fedminimax.engine.debug import find_non_finite
-from fedminimax.engine.store import ClientStore, Store
-from fedminimax.engine.work import (
+from fedminimax.engine.backends.base import Backend
+from fedminimax.engine.backends.local import Local
+from fedminimax.engine.job import (
     MESSAGES,
     ClientError,
-    Exchanged,
     Executor,
-    First,
-    Work,
-    first_states,
+    InitialState,
+    PhaseJob,
+    PhaseResult,
+    initial_state,
     keeping,
     kept_type,
     phase_key,
     stack,
 )
+from fedminimax.engine.state.store import ClientStore
 from fedminimax.messages.drift import Drift
-from fedminimax.messages.stage import Held, Messages
+from fedminimax.messages.stage import Messages, MessageState
 from fedminimax.random import distinct, key, words
 from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem
+
+MOST_DRAWS = 1000  # of a cohort, until enough of its clients can be reached
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class Federation:
     algorithm: Algorithm
     clients: Clients
     weights: Tensor
-    sampler: Sampler
-    first: Sampler | None  # the batches that init_client needs
     seed: int
     cohort: int
-    crew: Crew
+    sampler: Sampler
+    first_sampler: Sampler | None  # of the batches that init_client needs
+    backend: Backend = field(default_factory=Local)
     messages: Messages = field(default_factory=Messages)
-    met: dict[Hashable, First] = field(default_factory=dict)  # by kind of phase
+    initial_states: dict[Hashable, InitialState] = field(default_factory=dict)  # by kind of phase
 
     @staticmethod
     def of(
@@ -60,16 +62,26 @@ class Federation:
         weights: Tensor,
         seed: int,
         cohort: int,
-        crew: Crew | None = None,
+        backend: Backend | None = None,
         messages: Messages | None = None,
-    ):
+    ) -> Federation:
+        """The federation of a prepared problem, with the method as these clients need it."""
         algorithm = algorithm.for_clients(len(clients)).for_problem(problem)
-        first = None
-        if algorithm.init_batches:
-            first = Sampler(clients, problem.depth, seed, "first", algorithm.init_batches)
-        sampler = Sampler(clients, problem.depth, seed)
-        drawing = (sampler, first, seed, cohort, crew or Crew(), messages or Messages())
-        return Federation(problem, algorithm, clients, weights, *drawing)
+        first_sampler, times = None, algorithm.init_batches
+        if times:
+            first_sampler = Sampler(clients, problem.depth, seed, "first", times)
+        return Federation(
+            problem=problem,
+            algorithm=algorithm,
+            clients=clients,
+            weights=weights,
+            seed=seed,
+            cohort=cohort,
+            sampler=Sampler(clients, problem.depth, seed),
+            first_sampler=first_sampler,
+            backend=backend or Local(),
+            messages=messages or Messages(),
+        )
 
     @cached_property
     def everyone(self) -> np.ndarray:
@@ -78,18 +90,32 @@ class Federation:
     @cached_property
     def complete(self) -> bool:
         """Do all clients take part in every round, as far as phases say nothing else?"""
-        own = _overrides(self.algorithm, "draw_cohort")
+        own = overrides(self.algorithm, "draw_cohort")
         return not own and self.cohort == len(self.clients)
 
+    @property
+    def present(self) -> np.ndarray:
+        """All clients that can be reached."""
+        return self.backend.present(self.everyone)
+
     def draw_cohort(self, server: Any, round: int, phase: int) -> np.ndarray:
+        """The clients of a phase. They are drawn anew while too few of them can be reached:
+        otherwise one client that is away could stop the run."""
         if self.complete:
-            return self.everyone
+            return self.present
+        cohort = self._drawn(server, round, phase)
+        for again in range(1, MOST_DRAWS):
+            if self.backend.enough(cohort):
+                break
+            # With the number of a round that no run will ever have.
+            cohort = self._drawn(server, round + again * 2**32, phase)
+        return self.backend.present(cohort)
+
+    def _drawn(self, server: Any, round: int, phase: int) -> np.ndarray:
         drawing = key(self.seed, "cohort", round, phase)
         uniform = words(drawing, np.arange(self.cohort)) / 2**32
         own = self.algorithm.draw_cohort(server, phase, uniform)
-        if own is not None:
-            return own
-        return distinct(drawing, self.cohort, len(self.clients))
+        return distinct(drawing, self.cohort, len(self.clients)) if own is None else own
 
     def clock(
         self, round: int, number: int, phase: Phase, cohort: np.ndarray, iteration: int
@@ -120,13 +146,13 @@ class Federation:
     @cached_property
     def _same_steps(self) -> bool:
         """Is the number of steps the same for all clients and rounds?"""
-        return not _overrides(self.algorithm, "steps")
+        return not overrides(self.algorithm, "steps")
 
     def clocks(self, first: Clock, count: int, drawn: int) -> Clock:
         """The times of so many rounds of one phase that begin with the first, stacked."""
         ahead, begun = torch.arange(count, device=first.round.device), int(first.round)
         stages = first.stage.expand(count)
-        if _overrides(self.algorithm, "stage"):
+        if overrides(self.algorithm, "stage"):
             numbers = [self.algorithm.stage(begun + i) for i in range(count)]
             stages = torch.tensor(numbers, dtype=first.stage.dtype, device=ahead.device)
         same = Clock(*(number.expand(count) for number in first))
@@ -137,7 +163,7 @@ class Federation:
         """Of so many rounds from that one on, how many have this phase and no other, with these
         steps of all clients, before one that has not?"""
         own = self.algorithm
-        same_phases = not _overrides(own, "phases", "phase")
+        same_phases = not overrides(own, "phases", "phase")
         same_steps = self._same_steps or phase.steps is not None
         if same_phases and same_steps:
             return most
@@ -171,17 +197,21 @@ class Federation:
     def _all_shares(self) -> Tensor:
         return self.weights / self.weights.sum()
 
-    def first_kept(self, work: Work, found: Callable[[Work], First] = first_states) -> First:
+    def initial_state(self, job: PhaseJob) -> InitialState:
         """What is kept at first for the messages of a phase; of each kind, found once."""
-        key = phase_key(work)
-        if key not in self.met:
-            self.met[key] = found(work)
-        return self.met[key]
+        key = phase_key(job)
+        if key not in self.initial_states:
+            self.initial_states[key] = self.backend.initial_state(job)
+        return self.initial_states[key]
 
     def draws(self, phase: Phase, cohort: np.ndarray, iteration: int, steps: int) -> Draws:
+        size = self.clients.batch_size
         # In a process without clients in the phase there is nothing to draw.
-        if phase.data == "whole" or not len(cohort):
-            return self.sampler.whole(cohort)
+        if phase.data == "whole" or size is None or not len(cohort):
+            return all_rows(self.clients, cohort)
+        if not self.backend.has_rows:  # they are only counted
+            used = rows_used(self.clients, cohort, size)
+            return Draws(self.clients.train, cohort, None, used)
         return self.sampler.draw(cohort, iteration, steps)
 
 
@@ -193,7 +223,7 @@ class State(NamedTuple):
     iteration: int
     server: Any
     cost: Cost
-    held: Mapping[str, Held] = {}  # what the server keeps, for each kind of messages
+    held: Mapping[str, MessageState] = {}  # what the server keeps, for each kind of messages
 
 
 @torch.no_grad()  # or a parameter in a user's loss would keep the history of the whole run
@@ -204,7 +234,8 @@ def play_round(
     executor: Executor,
 ) -> State:
     """One round. Client states go to the store, everything else is returned."""
-    algorithm, crew, server, spent = federation.algorithm, federation.crew, state.server, Cost()
+    algorithm, backend, server = federation.algorithm, federation.backend, state.server
+    spent = Cost()
     phases, held = algorithm.phases(state.round), dict(state.held)
     cohort = federation.draw_cohort(server, state.round, 0)
     iteration, drawn = state.iteration, 0
@@ -213,39 +244,53 @@ def play_round(
         if phase.cohort == "redraw":
             cohort, kept = federation.draw_cohort(server, state.round, number), None
         elif phase.cohort == "all":
-            cohort, kept = federation.everyone, None
+            cohort, kept = federation.present, None
         elif phase.cohort == "auxiliary":
             cohort, kept = np.array([federation.clients.auxiliary]), None
         if phase.draw == "fresh":
             iteration, drawn = iteration + drawn, 0
         clock, steps = federation.clock(state.round, number, phase, cohort, iteration)
-        own = crew.own(cohort)
+        own = backend.own(cohort)
         mine, most = cohort[own], int(steps.max())
-        spent += meet(federation, store, mine, phase, server, clock)
+        spent += init_new_clients(federation, store, mine, phase, server, clock)
         if kept is None:
             kept = store.load(mine) if len(mine) else kept_type(algorithm.keep)()
         last = number == len(phases) - 1
         leave = kept_type(algorithm.keep if last else algorithm.keep + algorithm.carry)
         with executor.part("data"):
             draws = federation.draws(phase, mine, iteration, most)
-        shares = federation.shares(phase, cohort)
-        about = (federation.problem, phase, server, kept, leave, draws, clock)
-        work = Work(*about, mine, steps[own], shares[own])
-        work = with_messages(federation, work, held, store, executor)
-        done = executor.exchange(work)
+        job = PhaseJob(
+            problem=federation.problem,
+            phase=phase,
+            server=server,
+            kept=kept,
+            leave=leave,
+            draws=draws,
+            clock=clock,
+            cohort=mine,
+            steps=steps[own],
+            weights=federation.shares(phase, cohort)[own],
+        )
+        job = with_messages(federation, job, held, store)
+        done = backend.exchange(job, executor)
         if done.bad:
-            raise NonFiniteError(_not_finite(work, done.bad, crew))
+            raise NonFiniteError(backend.why_not_finite(job, done.bad))
         server, kept = done.server, keeping(leave, done.kept)
-        if work.kind:
-            held[work.kind] = done.held
+        if job.kind:
+            held[job.kind] = done.held
         if len(mine):
             store.save(mine, keeping(kept_type(algorithm.keep), kept))
-            save_stages(store, work, done)
+            save_message_state(store, job, done)
         if phase.data == "minibatch":
             drawn = max(drawn, most)
-        spent += phase_cost(work, done)
-    cost = state.cost + crew.total(spent)
-    return State(state.round + 1, iteration + drawn, server, cost, held)
+        spent += phase_cost(job, done)
+    return State(
+        round=state.round + 1,
+        iteration=iteration + drawn,
+        server=server,
+        cost=state.cost + backend.end_round(federation, spent),
+        held=held,
+    )
 
 
 def play_watched(
@@ -259,7 +304,7 @@ def play_watched(
         for kind, own in state.held.items()
     }
     state = play_round(
-        replace(federation, messages=messages, met={}),
+        replace(federation, messages=messages, initial_states={}),
         state._replace(held=before),
         store,
         executor.eager,
@@ -271,41 +316,37 @@ def play_watched(
 
 
 def with_messages(
-    federation: Federation,
-    work: Work,
-    held: Mapping[str, Held],
-    store: ClientStore,
-    executor: Executor,
-) -> Work:
+    federation: Federation, job: PhaseJob, held: Mapping[str, MessageState], store: ClientStore
+) -> PhaseJob:
     """The phase, with the stages of its messages, and what clients and the server keep for them."""
     messages = federation.messages
     # The auxiliary rows are at the server: nothing travels.
-    if messages == Messages() or work.phase.cohort == "auxiliary":
-        return work
-    work = replace(work, messages=messages)
-    kind, kept, first = federation.first_kept(work, executor.first)
-    work = replace(work, held=held.get(kind, first), kind=kind)
-    if not messages.keeps or store.stages is None or not len(work.cohort):
-        return work
-    own = store.stages.setdefault(kind, Store((MESSAGES,)))
-    new = own.missing(work.cohort)
+    if messages == Messages() or job.phase.cohort == "auxiliary":
+        return job
+    job = replace(job, messages=messages)
+    kind, kept, first = federation.initial_state(job)
+    job = replace(job, held=held.get(kind, first), kind=kind)
+    if not messages.keeps or store.stages is None or not len(job.cohort):
+        return job
+    own = store.stage(kind)
+    new = own.missing(job.cohort)
     if len(new):
-        kept = first_states(work).kept if kept is None else kept
+        kept = initial_state(job).kept if kept is None else kept
         own.save(new, stack([kept_type((MESSAGES,))(kept)] * len(new)))
-    return with_kept(work, own.load(work.cohort).messages)
+    return with_message_state(job, own.load(job.cohort).messages)
 
 
-def with_kept(work: Work, messages: tuple) -> Work:
+def with_message_state(job: PhaseJob, messages: tuple) -> PhaseJob:
     """The phase, with what clients keep for the stages of their messages, stacked."""
-    kind = kept_type((*work.kept._fields, MESSAGES))
-    leave = kept_type((*work.leave._fields, MESSAGES))  # type: ignore[attr-defined]
-    return replace(work, kept=kind(*work.kept, messages), leave=leave)
+    kind = kept_type((*job.kept._fields, MESSAGES))
+    leave = kept_type((*job.leave._fields, MESSAGES))  # type: ignore[attr-defined]
+    return replace(job, kept=kind(*job.kept, messages), leave=leave)
 
 
-def save_stages(store: ClientStore, work: Work, done: Exchanged) -> None:
+def save_message_state(store: ClientStore, job: PhaseJob, done: PhaseResult) -> None:
     if store.stages is not None and MESSAGES in done.kept._fields:
         own = kept_type((MESSAGES,))(done.kept.messages)
-        store.stages[work.kind].save(work.cohort, own)
+        store.stages[job.kind].save(job.cohort, own)
 
 
 @torch.no_grad()
@@ -323,7 +364,8 @@ def _repeated(
     federation: Federation, state: State, store: ClientStore, executor: Executor, most: int
 ) -> State | None:
     """The next rounds of one kind, if there are several and the executor can play them at once."""
-    if most < 2 or not executor.repeatable or not federation.complete or federation.crew.size > 1:
+    shared = federation.backend.size > 1
+    if most < 2 or shared or not executor.repeatable or not federation.complete:
         return None
     algorithm, cohort = federation.algorithm, federation.everyone
     phase, *others = algorithm.phases(state.round)
@@ -341,21 +383,34 @@ def _repeated(
     with executor.part("data"):
         draws = federation.draws(phase, cohort, state.iteration, each * count)
     leave = kept_type(algorithm.keep)
-    about = (federation.problem, phase, state.server, store.load(cohort), leave, draws, clock)
-    work = Work(*about, cohort, steps, federation.shares(phase, cohort))
-    work = with_messages(federation, work, state.held, store, executor)
-    done = executor.repeat(work, clocks)
+    job = PhaseJob(
+        problem=federation.problem,
+        phase=phase,
+        server=state.server,
+        kept=store.load(cohort),
+        leave=leave,
+        draws=draws,
+        clock=clock,
+        cohort=cohort,
+        steps=steps,
+        weights=federation.shares(phase, cohort),
+    )
+    job = with_messages(federation, job, state.held, store)
+    done = executor.repeat(job, clocks)
     if done is None:
         return None
     store.save(cohort, keeping(leave, done.kept))
-    save_stages(store, work, done)
-    cost = state.cost + Cost(*(count * spent for spent in phase_cost(work, done)))
-    ahead = state.round + count, state.iteration + count * drawn
-    held = {**state.held, work.kind: done.held} if work.kind else state.held
-    return State(*ahead, done.server, cost, held)
+    save_message_state(store, job, done)
+    return State(
+        round=state.round + count,
+        iteration=state.iteration + count * drawn,
+        server=done.server,
+        cost=state.cost + Cost(*(count * spent for spent in phase_cost(job, done))),
+        held={**state.held, job.kind: done.held} if job.kind else state.held,
+    )
 
 
-def _overrides(algorithm: Algorithm, *names: str) -> bool:
+def overrides(algorithm: Algorithm, *names: str) -> bool:
     """Has the method hooks of its own of these names?"""
     return any(
         getattr(getattr(algorithm, name), "__func__", None) is not getattr(Algorithm, name)
@@ -363,17 +418,7 @@ def _overrides(algorithm: Algorithm, *names: str) -> bool:
     )
 
 
-def _not_finite(work: Work, bad: str, crew: Crew) -> str:
-    where = crew.first(find_non_finite(work))
-    if where is not None:
-        return f"{where}: lower the learning rate, or look at that client's data"
-    return (
-        f"non-finite {bad} at {at_the_server(work.clock)}, after steps that were finite at every "
-        "client: lower the learning rates, the server's too if it has one"
-    )
-
-
-def meet(
+def init_new_clients(
     federation: Federation,
     store: ClientStore,
     cohort: np.ndarray,
@@ -387,7 +432,8 @@ def meet(
         return Cost()
     algorithm, problem = federation.algorithm, federation.problem
     batches, down = algorithm.init_batches, phase.broadcast(server, clock)
-    draws = federation.first.draw(new, 0, 1) if federation.first is not None else None
+    sampler = federation.first_sampler
+    draws = None if sampler is None else sampler.draw(new, 0, 1)
     made, rows = [], 0
     for position, client in enumerate(new.tolist()):
         draw = None if draws is None else draws.client(position, 0, problem.depth)
@@ -403,13 +449,15 @@ def meet(
     return Cost(gradients=len(new) * batches * sweep, rows=rows * sweep)
 
 
-def at_the_server(clock: Clock) -> str:
-    return f"round {int(clock.round)}, phase {int(clock.phase)}, at the server"
-
-
-def phase_cost(work: Work, done: Exchanged) -> Cost:
-    gradients = work.phase.gradients * work.problem.sweep_gradients
-    rows = int(work.steps @ work.draws.sizes) * gradients
+def phase_cost(job: PhaseJob, done: PhaseResult) -> Cost:
+    gradients = job.phase.gradients * job.problem.sweep_gradients
+    rows = int(job.steps @ job.draws.sizes) * gradients
     exchanges = int(done.bytes_up + done.bytes_down > 0)
-    steps = int(work.steps.sum())
-    return Cost(steps * gradients, rows, done.bytes_up, done.bytes_down, exchanges)
+    steps = int(job.steps.sum())
+    return Cost(
+        gradients=steps * gradients,
+        rows=rows,
+        bytes_up=done.bytes_up,
+        bytes_down=done.bytes_down,
+        exchanges=exchanges,
+    )

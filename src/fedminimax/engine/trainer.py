@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import built, form_of, grown, leaves
-from fedminimax.engine.ask import Asking
-from fedminimax.engine.checkpoint import CheckpointError
+from fedminimax.blocks.trees import built, form_of, leaves, nested
+from fedminimax.engine.backends.base import RunEndedError
 from fedminimax.engine.device import chance
-from fedminimax.engine.disk_store import DiskStore
-from fedminimax.engine.folder import RunFolder, environment
-from fedminimax.engine.profile import Profile, untimed
+from fedminimax.engine.job import MESSAGES, Executor, kept_type
+from fedminimax.engine.profile import untimed
+from fedminimax.engine.query import CountedQuery
 from fedminimax.engine.round import Federation, State, play_rounds, play_watched
-from fedminimax.engine.store import ClientStore
-from fedminimax.engine.work import MESSAGES, Executor, kept_type
-from fedminimax.messages.stage import Held
+from fedminimax.engine.settings import Callbacks, Settings, evaluated_clients
+from fedminimax.engine.state.checkpoint import CheckpointError
+from fedminimax.engine.state.disk_store import DiskStore
+from fedminimax.engine.state.folder import RunFolder, environment
+from fedminimax.engine.state.store import ClientStore
+from fedminimax.messages.stage import MessageState
 from fedminimax.metrics.optimality import DRIFT, measure
 from fedminimax.types import Cost, NonFiniteError, Point
 
@@ -45,23 +44,6 @@ class Interrupted(KeyboardInterrupt):
         self.round = round
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How long a run is, and how often it is looked at."""
-
-    rounds: int
-    evaluate_every: int
-    checkpoint_every: int
-    stop_early: int | None = None
-    target: float | None = None
-    measures: tuple[str, ...] = ()
-    asked: np.ndarray | None = None  # the clients that evaluations ask; None: all
-    on_record: Callable[[dict[str, Any]], None] | None = None
-    on_round: Callable[[int], None] | None = None
-    interrupted: Callable[[], bool] | None = None  # asked after each call
-    profile: Profile | None = None
-
-
 class Best(NamedTuple):
     """The evaluation with the best monitored metric on validation rows."""
 
@@ -77,35 +59,43 @@ class Trainer:
     def __init__(
         self,
         federation: Federation,
-        plan: Plan,
+        settings: Settings,
+        callbacks: Callbacks,
         folder: RunFolder | None,
         identity: str,
         store: ClientStore,
     ):
-        self.federation, self.plan, self.folder = federation, plan, folder
+        self.federation, self.settings, self.callbacks = federation, settings, callbacks
+        self.backend, self.folder = federation.backend, folder
         self.identity, self.store = identity, store
         self.begun = time.perf_counter()
         splits = federation.clients.splits
         self.evaluated = [s for s in ("validation", "test") if s in splits] or ["train"]
+        self.asked = evaluated_clients(settings, len(federation.clients))
         self.history: list[dict[str, Any]] = []
         self.best: Best | None = None
         self.drift: dict[str, float] | None = None  # found in the round just played
         self.waited = 0  # evaluations since the best one
         self._together = 1  # rounds at once, at most
         self.outcome = FINISHED
-        self.part = untimed if plan.profile is None else plan.profile.part
+        self.part = untimed if callbacks.profile is None else callbacks.profile.part
 
     @property
     def point(self) -> Point:
         return self.federation.algorithm.point(self.state.server)
 
-    def ask(self, split: str) -> Asking:
-        """Questions to the clients that evaluations ask."""
+    def query(self, split: str) -> CountedQuery:
+        """Questions about a split to the clients that evaluations ask."""
         federation = self.federation
         clients, weights = federation.clients, federation.weights
-        return federation.crew.ask(federation.problem, clients, split, weights, self.plan.asked)
+        return self.backend.query(federation.problem, clients, split, weights, self.asked)
 
-    def begin(self, state: State, executor: str, resume: bool) -> Executor:
+    def moments(self) -> Tensor | None:
+        """The batch-norm moments of the server's point."""
+        problem = self.federation.problem
+        return self.backend.complete(lambda: problem.moments(self.point, self.query("train")))
+
+    def begin(self, state: State, resume: bool) -> Executor:
         """From the given state, or from the last checkpoint of the folder."""
         self.state = state
         chosen: dict[str, Any] = {}
@@ -121,26 +111,29 @@ class Trainer:
             self.store.restore(state.round, {})
         if self.folder is not None and resume:
             self.history = self.folder.cut_history(self.state.round if saved else -1)
-        left = self.plan.rounds - self.state.round
-        name, threads = chosen.get("executor", executor), chosen.get("threads", None)
-        self.executor = self._make_executor(name, threads, left)
+        self.backend.begin(self.federation, self.state.round)
+        left = self.settings.rounds - self.state.round
+        name, threads = chosen.get("executor", self.settings.executor), chosen.get("threads")
+        self.executor = self.backend.executor(name, threads, left)
         self.executor.part = self.part
         self.recorded = bool(chosen) or self.folder is None
         if self.folder is not None and not chosen:
             self.folder.write_json("environment.json", environment())
         return self.executor
 
-    def _make_executor(self, name: str, threads: int | None, rounds: int) -> Executor:
-        return self.federation.crew.executor(name, threads, rounds)
-
     def train(self) -> None:
-        plan = self.plan
+        """Plays the rounds that are left; `outcome` then says how the run ended."""
+        try:
+            self._train()
+        except RunEndedError as why:
+            self.outcome = str(why)
+
+    def _train(self) -> None:
         if not self.history:
-            with self.part("evaluation"):
-                self._evaluate()
+            self._evaluate()
         device = self.federation.clients.device
         before = chance(device)
-        while self.state.round < plan.rounds and self.outcome == FINISHED:
+        while self.state.round < self.settings.rounds and self.outcome == FINISHED:
             try:
                 self._play()
             except NonFiniteError as found:
@@ -152,31 +145,38 @@ class Trainer:
                     "the run decides: remove dropout and the like from its functions"
                 )
             self._record_executor()
-            done = self.state.round
-            if plan.on_round:
-                plan.on_round(done)
-            if self._evaluates(done):
-                try:
-                    with self.part("evaluation"):
-                        self._evaluate()
-                except NonFiniteError as found:
-                    self.outcome = f"no evaluation was possible at round {done}: {found}"
-            stops = done == plan.rounds or self.outcome != FINISHED
-            leaves_off = not stops and plan.interrupted is not None and plan.interrupted()
-            due = done % plan.checkpoint_every == 0 or stops or leaves_off
-            if self.folder is not None and due:
-                with self.part("checkpoint"):
-                    self._save_checkpoint(self.folder)
-            if leaves_off:
-                raise Interrupted(done)
+            self._after_round(self.state.round)
+
+    def _after_round(self, done: int) -> None:
+        """What is due after so many rounds: an evaluation, a checkpoint, an interruption."""
+        if self.callbacks.on_round:
+            self.callbacks.on_round(done)
+        if self._evaluates(done):
+            try:
+                self._evaluate()
+            except NonFiniteError as found:
+                self.outcome = f"no evaluation was possible at round {done}: {found}"
+        stops = done == self.settings.rounds or self.outcome != FINISHED
+        interrupted = self.callbacks.interrupted
+        leaves_off = not stops and interrupted is not None and self.backend.any(interrupted())
+        due = done % self.settings.save_every == 0 or stops or leaves_off
+        if self.folder is not None and due:
+            with self.part("checkpoint"):
+                self._save_checkpoint(self.folder)
+        if leaves_off:
+            raise Interrupted(done)
 
     def _evaluates(self, done: int) -> bool:
-        return done % self.plan.evaluate_every == 0 or done == self.plan.rounds
+        return done % self.settings.evaluate_every == 0 or done == self.settings.rounds
 
     def _play(self) -> None:
-        """A round, or several that can be played at once; the last one before an evaluation is
-        watched, if its drift is to be logged."""
-        watched = DRIFT in self.plan.measures
+        """A round, or several that can be played at once."""
+        self.backend.begin_round(self.state.round)
+        self.backend.complete(self._play_once)
+
+    def _play_once(self) -> None:
+        """The last round before an evaluation is watched, if its drift is to be logged."""
+        watched = DRIFT in self.settings.measures
         common = (self.federation, self.state, self.store, self.executor)
         if not watched or not self._evaluates(self.state.round + 1):
             begun, before, self.drift = time.perf_counter(), self.state.round, None
@@ -196,9 +196,9 @@ class Trainer:
 
     def _until_due(self) -> int:
         """Rounds until there is something to do beside them."""
-        plan, done = self.plan, self.state.round
-        every = [plan.evaluate_every] + [plan.checkpoint_every] * (self.folder is not None)
-        return min(plan.rounds - done, *(each - done % each for each in every))
+        settings, done = self.settings, self.state.round
+        every = [settings.evaluate_every] + [settings.save_every] * (self.folder is not None)
+        return min(settings.rounds - done, *(each - done % each for each in every))
 
     def save_final(self, moments: Tensor | None) -> None:
         """The result, and nothing that differs between two runs that computed the same."""
@@ -223,42 +223,50 @@ class Trainer:
             self.recorded = True
 
     def _evaluate(self) -> None:
-        """A record of where the run stands; it may end the run."""
-        problem = self.federation.problem
+        """Makes a record of where the run stands; it may end the run."""
+        with self.part("evaluation"):
+            record, moments = self.backend.complete(self._measured)
+            self.history.append(record)
+            if self.folder is not None:
+                self.folder.append(record)
+            if self.callbacks.on_record:
+                self.callbacks.on_record(record)
+            monitor = self.federation.problem.monitor
+            self._compare(record.get("validation", {}).get(monitor), moments)
+            judged = "validation" if "validation" in record else "train"
+            self._aim(record.get(judged, {}).get(monitor))
+
+    def _measured(self) -> tuple[dict[str, Any], Tensor | None]:
+        """The record of an evaluation, and the batch-norm moments of the point."""
+        problem, measures = self.federation.problem, self.settings.measures
         record: dict[str, Any] = {"round": self.state.round, **self.state.cost._asdict()}
-        ask = self.ask("train")
-        moments = problem.moments(self.point, ask)
-        asked = ask.cost
+        query = self.query("train")
+        moments = problem.moments(self.point, query)
+        asked = query.cost
         for split in self.evaluated:
-            ask = self.ask(split)
-            record[split] = problem.evaluate(self.point, ask, moments)
-            asked += ask.cost
-        if variables := problem.variables(self.point, ask):
+            query = self.query(split)
+            record[split] = problem.evaluate(self.point, query, moments)
+            asked += query.cost
+        if variables := problem.variables(self.point, query):
             record["variables"] = variables
-        if self.plan.measures:
-            ask = self.ask("train")
-            record["optimality"] = measure(self.plan.measures, problem, self.point, ask)
-            asked += ask.cost
+        if measures:
+            query = self.query("train")
+            record["optimality"] = measure(measures, problem, self.point, query)
+            asked += query.cost
         if self.drift is not None:
-            asked += Cost(bytes_up=int(self.drift.pop("bytes")))
-            record["optimality"] |= self.drift
+            drift = dict(self.drift)
+            asked += Cost(bytes_up=int(drift.pop("bytes")))
+            record["optimality"] |= drift
         record["evaluation_bytes"] = asked.bytes_up + asked.bytes_down
         record["evaluation_gradients"] = asked.gradients
         record["evaluation_rows"] = asked.rows
         record["seconds"] = round(time.perf_counter() - self.begun, 3)
-        self.history.append(record)
-        if self.folder is not None:
-            self.folder.append(record)
-        if self.plan.on_record:
-            self.plan.on_record(record)
-        self._compare(record.get("validation", {}).get(problem.monitor), moments)
-        judged = "validation" if "validation" in record else "train"
-        self._aim(record.get(judged, {}).get(problem.monitor))
+        return record, moments
 
     def _compare(self, value: float | None, moments: Tensor | None) -> None:
         """With the best so far, on validation rows."""
         problem = self.federation.problem
-        if value is None and self.plan.stop_early is not None:
+        if value is None and self.settings.stop_early is not None:
             raise ValueError(
                 f"stop_early waits for a better {problem.monitor}, but the validation rows have "
                 "none (one class only?): give others, or leave stop_early out"
@@ -270,7 +278,7 @@ class Trainer:
             self.best, self.waited = Best(self.state.round, value, self.point, moments), 0
             return
         self.waited += 1
-        if self.plan.stop_early is not None and self.waited >= self.plan.stop_early:
+        if self.settings.stop_early is not None and self.waited >= self.settings.stop_early:
             self.outcome = (
                 f"{STOPPED} at round {self.state.round}: no better validation "
                 f"{problem.monitor} in {self.waited} evaluations; the best was "
@@ -279,7 +287,7 @@ class Trainer:
 
     def _aim(self, value: float | None) -> None:
         """At the target, on validation rows or, where there are no others, on training rows."""
-        target, problem = self.plan.target, self.federation.problem
+        target, problem = self.settings.target, self.federation.problem
         if target is None or value is None or not math.isfinite(value):
             return
         if value >= target if problem.larger_is_better else value <= target:
@@ -290,7 +298,7 @@ class Trainer:
 
     def _save_checkpoint(self, folder: RunFolder) -> None:
         tensors, elsewhere = self.store.checkpoint()
-        tensors = self.federation.crew.gathered(tensors) | dict(leaves(self.state.server, "server"))
+        tensors = self.backend.gathered(tensors) | dict(leaves(self.state.server, "server"))
         for kind, own in self.state.held.items():
             tensors |= leaves(own, f"held.{kind}")
         about = self._about() | ({} if elsewhere is None else {"clients": elsewhere})
@@ -317,6 +325,7 @@ class Trainer:
             "best": None if self.best is None else [self.best.round, self.best.value],
             "outcome": self.outcome,
             "seconds": time.perf_counter() - self.begun,
+            **self.backend.checkpoint(),
         }
 
     def _restore(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
@@ -337,9 +346,9 @@ class Trainer:
                 owner = f"client {number}"
             parts.setdefault(owner, {})[rest] = value
         # A field that is a tuple without entries is not in a checkpoint.
-        server = self.state.server._replace(**grown(parts.pop("server")))
+        server = self.state.server._replace(**nested(parts.pop("server")))
         held = {
-            kind: Held(*built(form, parts.get("held", {}), kind))
+            kind: MessageState(*built(form, parts.get("held", {}), kind))
             for kind, form in about["held"].items()
         }
         cost = Cost(*about["cost"])
@@ -347,26 +356,27 @@ class Trainer:
         kind, kept, stages = kept_type(self.store.fields), {}, {}
         for owner, fields in parts.items():
             number = owner.removeprefix("client ")
-            if number == owner or not self.federation.crew.owns(int(number)):
+            if number == owner or not self.backend.owns(int(number)):
                 continue
             own = {n: v for n, v in fields.items() if not n.startswith(f"{MESSAGES}.")}
             if own:
-                kept[int(number)] = kind(**grown(own))
+                kept[int(number)] = kind(**nested(own))
             stages[int(number)] = {
                 n.removeprefix(f"{MESSAGES}."): v for n, v in fields.items() if n not in own
             }
         self._restore_clients(kept, about.get("clients"))
-        self.store.restore_stages(about["stages"], stages)
+        self.store.restore_stages(self.state.round, about["stages"], stages)
         self.best = best_of(tensors, about)
         self.waited, self.outcome = about["waited"], about["outcome"]
         self.begun = time.perf_counter() - about["seconds"]
+        self.backend.restore(about)
 
     def _restore_clients(self, kept: dict[int, Any], elsewhere: dict[str, Any] | None) -> None:
         """The states that a checkpoint holds, or those in the files that it refers to; whichever
         store they come from, this run's has them then."""
         if elsewhere is None:
             self.store.restore(self.state.round, kept)
-        elif self.federation.crew.size > 1:
+        elif self.backend.size > 1:
             raise CheckpointError(
                 "the states of the clients are in files, which one process reads: go on in one "
                 'process with store = "memory", and share the run after its next checkpoint'
@@ -379,6 +389,8 @@ class Trainer:
             with closing(DiskStore(self.store.fields, count, self.folder.clients)) as files:
                 files.roll_back(self.state.round, elsewhere)
                 self.store.restore(self.state.round, files.states)
+                for name, own in (files.stages or {}).items():
+                    self.store.stage(name).restore(self.state.round, own.states)
 
 
 def best_of(tensors: dict[str, Tensor], about: dict[str, Any]) -> Best | None:

@@ -1,15 +1,21 @@
 """What happens to messages between clients and the server, by name.
 
-A run's stages act in the order of `STAGES`, whatever order they are given in by a file.
+The stages of a file act in the order of `STAGES`, whatever their order there; a compressor is last.
 """
 
 from fedminimax.messages.clip import Clip
+from fedminimax.messages.compress import EightBit, RandomCoordinates, TopK
 from fedminimax.messages.drift import Drift
 from fedminimax.messages.robust import CentredClipping, Median, TrimmedMean
-from fedminimax.messages.stage import Held, Mean, Messages, Reducer, Stage
+from fedminimax.messages.stage import Mean, Messages, MessageState, Reducer, Stage
 
 STAGES: dict[str, type[Stage]] = {
     "clip": Clip,
+}
+COMPRESSORS: dict[str, type[Stage]] = {
+    "eight_bit": EightBit,
+    "top": TopK,
+    "random": RandomCoordinates,
 }
 REDUCERS: dict[str, type[Reducer]] = {
     "mean": Mean,
@@ -19,16 +25,20 @@ REDUCERS: dict[str, type[Reducer]] = {
 }
 
 __all__ = [
+    "COMPRESSORS",
     "REDUCERS",
     "STAGES",
     "CentredClipping",
     "Clip",
     "Drift",
-    "Held",
+    "EightBit",
     "Mean",
     "Median",
+    "MessageState",
     "Messages",
+    "RandomCoordinates",
     "Reducer",
     "Stage",
+    "TopK",
     "TrimmedMean",
 ]

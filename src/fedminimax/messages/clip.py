@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fedminimax.messages.stage import Stage, add_update, shrink, update
+from fedminimax.messages.stage import Message, Stage, add_update, shrink, update
 from fedminimax.types import Clock
 
 _DUAL = ("y", "dual")
@@ -32,8 +32,8 @@ class Clip(Stage):
                 raise ValueError(f"Clip: {name} is {value!r}; give a finite number above 0")
 
     def at_client(
-        self, down: Any, client: Any, up: Any, kept: Any, clock: Clock
-    ) -> tuple[Any, Any]:
+        self, down: Message, client: Message, up: Message, kept: Any, clock: Clock
+    ) -> tuple[Message, Any]:
         change = update(down, up)
         if self.dual_norm is None:
             return add_update(down, shrink(change, self.norm)), kept

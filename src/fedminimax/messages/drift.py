@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedminimax.messages.stage import Stage, bytes_of
+from fedminimax.messages.stage import Message, Stage, bytes_of
 from fedminimax.types import Clock, Point
 
 
 class Ends(NamedTuple):
     """A reply, and where its client ended."""
 
-    up: Any
+    up: Message
     moves: tuple[Tensor, ...]  # of x and of y, from the server's point
     squares: Tensor  # of their lengths
 
@@ -38,7 +38,7 @@ class Drift(Stage):
 
     point: Point  # the server's, when the round begins
 
-    def init_server(self, up: Any) -> Found:
+    def init_server(self, up: Message) -> Found:
         zero = self.point.x.new_zeros(())
         return Found(zero, zero, zero)
 
@@ -50,12 +50,13 @@ class Drift(Stage):
         moves = tuple(start[:0] if end is None else end - start for start, end in ends)
         return Ends(up, moves, torch.stack([move.square().sum() for move in moves])), kept
 
-    def at_server(self, state: Found, mean: Ends, clock: Clock) -> tuple[Any, Found]:
+    def at_server(
+        self, state: Found, down: Message, mean: Ends, clock: Clock
+    ) -> tuple[Message, Found]:
         pairs = zip(mean.squares, mean.moves, strict=True)
         x, y = ((square - move.square().sum()).clamp(min=0).sqrt() for square, move in pairs)
         added = state.bytes + clock.replies * bytes_of(mean[1:])
         return mean.up, Found(x, y, added)
 
-    def bytes(self, up: Ends) -> int:
-        """Without what is added: it is not training."""
-        return bytes_of(up.up)
+    def inside(self, up: Ends) -> Message:
+        return up.up  # what is added is not training

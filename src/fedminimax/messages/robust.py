@@ -1,5 +1,8 @@
 """Reducers that bear some wrong replies. They need every reply, so they cannot be a masked sum."""
 
+# A value from a file may be of another type than its annotation says.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.trees import flat, rebuilt, tree_map
-from fedminimax.messages.stage import Reducer, add_update, update
+from fedminimax.messages.stage import Message, Reducer, add_update, update
 from fedminimax.types import Clock
 
 
@@ -38,8 +41,8 @@ class TrimmedMean(Reducer):
             )
 
     def reduce(
-        self, state: Any, down: Any, ups: Any, weights: Tensor, clock: Clock
-    ) -> tuple[Any, Any]:
+        self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
+    ) -> tuple[Message, Any]:
         def trim(field: Tensor) -> Tensor:
             values, own, until = _ordered(field, weights)
             inside = until.clamp(max=1 - self.share) - (until - own).clamp(min=self.share)
@@ -55,8 +58,8 @@ class Median(Reducer):
     weight is on either side; between two numbers that both fit, their mean."""
 
     def reduce(
-        self, state: Any, down: Any, ups: Any, weights: Tensor, clock: Clock
-    ) -> tuple[Any, Any]:
+        self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
+    ) -> tuple[Message, Any]:
         def middle(field: Tensor) -> Tensor:
             values, _, until = _ordered(field, weights)
             slack = 8 * torch.finfo(field.dtype).eps  # of sums of weights
@@ -89,22 +92,26 @@ class CentredClipping(Reducer):
                 "least 1"
             )
 
-    def init_server(self, up: Any) -> Any:
+    def init_server(self, up: Message) -> Any:
         return up  # zeros
 
     def reduce(
-        self, state: Any, down: Any, ups: Any, weights: Tensor, clock: Clock
-    ) -> tuple[Any, Any]:
+        self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
+    ) -> tuple[Message, Any]:
         count = len(weights)
-        sent = tree_map(lambda v: v.expand(count, *v.shape), down)
+
+        def to_each(field: Tensor) -> Tensor:
+            return field.expand(count, *field.shape)
+
+        sent = tree_map(to_each, down)
         changes, centre = flat(update(sent, ups)), flat(state)
         for _ in range(self.iterations):
             apart = [change - middle for change, middle in zip(changes, centre, strict=True)]
             lengths = torch.stack([a.reshape(count, -1).square().sum(1) for a in apart]).sum(0)
             factor = (self.radius / lengths.sqrt()).clamp(max=1) * weights.to(lengths)
             centre = [
-                middle + torch.tensordot(factor.to(a), a, dims=1)
+                middle + (factor.to(a) @ a.reshape(count, -1)).reshape(middle.shape)
                 for middle, a in zip(centre, apart, strict=True)
             ]
-        change = rebuilt(tree_map(lambda v: v[0], ups), centre)
+        change = rebuilt(ups, centre)
         return add_update(down, change), change

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,13 +18,18 @@ from torch import Tensor
 from fedminimax.blocks.trees import leaves, tree_map
 from fedminimax.types import Clock
 
+# A NamedTuple whose fields are tensors, or tuples of tensors: a method's Down, Client or Up, and
+# what a stage keeps. Which one it is depends on the method.
+Message = Any
+Kept = tuple[Any, ...]  # what a client keeps, for each stage
 
-def bytes_of(values: Any) -> int:
+
+def bytes_of(values: Message) -> int:
     """The bytes of all tensors in a value."""
     return sum(tensor.numel() * tensor.element_size() for _, tensor in leaves(values))
 
 
-def update(down: Any, up: Any) -> Any:
+def update(down: Message, up: Message) -> Message:
     """Each field of a reply, less what the server sent down under the same name and shape.
 
     A field that the server did not send down is an update as it is.
@@ -36,7 +42,7 @@ def _less(sent: Any, field: Any) -> Any:
     return field - sent if alike else field
 
 
-def add_update(down: Any, change: Any) -> Any:
+def add_update(down: Message, change: Message) -> Message:
     """The reply that such an update belongs to: the inverse of `update`."""
     return change._make(
         _plus(getattr(down, name, None), getattr(change, name)) for name in change._fields
@@ -48,17 +54,21 @@ def _plus(sent: Any, field: Any) -> Any:
     return sent + field if alike else field
 
 
-def norm(value: Any) -> Tensor:
+def norm(value: Message) -> Tensor:
     """The Euclidean norm of all numbers of a value together."""
     squares = [tensor.square().sum() for _, tensor in leaves(value) if tensor.is_floating_point()]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
 
 
-def shrink(value: Any, bound: float) -> Any:
+def shrink(value: Message, bound: float) -> Message:
     """The value, scaled down to this norm if it is longer."""
     length = norm(value)
     factor = torch.where(length > bound, bound / length, torch.ones_like(length))
-    return tree_map(lambda t: t * factor.to(t) if t.is_floating_point() else t, value)
+
+    def scaled(field: Tensor) -> Tensor:
+        return field * factor.to(field) if field.is_floating_point() else field
+
+    return tree_map(scaled, value)
 
 
 class Stage:
@@ -76,30 +86,55 @@ class Stage:
     (tensor([0.1200]),)
     """
 
-    def init_client(self, up: Any) -> Any:
+    everyone: ClassVar[bool] = False  # must all clients take part in every phase?
+    last: ClassVar[bool] = False  # must it be the last stage at a client?
+
+    def init_client(self, up: Message) -> Any:
         """What a client keeps for this stage between its rounds. `up` has the form of a reply."""
         return ()
 
-    def init_server(self, up: Any) -> Any:
+    def init_server(self, up: Message) -> Any:
         """What the server keeps for this stage; it is part of every checkpoint."""
         return ()
 
     def at_client(
-        self, down: Any, client: Any, up: Any, kept: Any, clock: Clock
-    ) -> tuple[Any, Any]:
+        self, down: Message, client: Message, up: Message, kept: Any, clock: Clock
+    ) -> tuple[Message, Any]:
         """What travels in place of `up`, and what the client keeps.
 
         down: what the server sent. client: the method's client state after its local steps.
         """
         return up, kept
 
-    def at_server(self, state: Any, mean: Any, clock: Clock) -> tuple[Any, Any]:
-        """The reduced reply in the form that `up` had before this stage, and the new state."""
+    def at_server(
+        self, state: Any, down: Message, mean: Message, clock: Clock
+    ) -> tuple[Message, Any]:
+        """The reduced reply in the form that `up` had before this stage, and the new state.
+
+        down: what the server sent.
+        """
         return mean, state
 
-    def bytes(self, up: Any) -> int:
+    def encode(self, sent: Message, clock: Clock) -> Message:
+        """The tensors that a site sends for what `at_client` returned: a smaller form of it, if
+        there is one. `decode` must give back `sent`, bit by bit."""
+        return sent
+
+    def decode(self, encoded: Message, like: Message, clock: Clock) -> Message:
+        """What was encoded. `like` has its form."""
+        return encoded
+
+    def check(self, encoded: Message, like: Message) -> str | None:
+        """What is wrong with a message from a site, beside its shapes and types; None: nothing."""
+        return None
+
+    def bytes(self, up: Message) -> int:
         """How many bytes one client's message takes, as this stage sends it."""
         return bytes_of(up)
+
+    def inside(self, up: Message) -> Message:
+        """Of a message, what the stages before this one sent."""
+        return up
 
 
 class Reducer:
@@ -111,13 +146,13 @@ class Reducer:
 
     linear: ClassVar[bool] = False
 
-    def init_server(self, up: Any) -> Any:
+    def init_server(self, up: Message) -> Any:
         """What the server keeps for the reducer; it is part of every checkpoint."""
         return ()
 
     def reduce(
-        self, state: Any, down: Any, ups: Any, weights: Tensor, clock: Clock
-    ) -> tuple[Any, Any]:
+        self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
+    ) -> tuple[Message, Any]:
         """The reduced reply, and the new state. Each field of `ups` has a first dimension of
         clients, and `weights`, one per client, sum to one."""
         raise TypeError(f"{type(self).__name__} does not say how it reduces: add reduce")
@@ -130,14 +165,14 @@ class Mean(Reducer):
     linear: ClassVar[bool] = True
 
     def reduce(
-        self, state: Any, down: Any, ups: Any, weights: Tensor, clock: Clock
-    ) -> tuple[Any, Any]:
+        self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
+    ) -> tuple[Message, Any]:
         return mean(ups, weights), state
 
 
-def mean(ups: Any, weights: Tensor) -> Any:
+def mean(ups: Message, weights: Tensor) -> Message:
     """The weighted mean over clients of each field."""
-    return tree_map(lambda field: weighted(field, weights), ups)
+    return tree_map(partial(weighted, weights=weights), ups)
 
 
 def weighted(field: Tensor, weights: Tensor) -> Tensor:
@@ -146,7 +181,7 @@ def weighted(field: Tensor, weights: Tensor) -> Tensor:
     return (weights.to(field) @ rows).reshape(field.shape[1:])
 
 
-class Held(NamedTuple):
+class MessageState(NamedTuple):
     """What the server keeps for the messages of one phase."""
 
     stages: tuple[Any, ...] = ()
@@ -175,6 +210,12 @@ class Messages:
         reducer = last if isinstance(last, Reducer) else Mean()
         others = parts[:-1] if reducer is last else parts
         stages = tuple(part for part in others if isinstance(part, Stage))
+        early = next((stage for stage in stages[:-1] if stage.last), None)
+        if early is not None:
+            raise ValueError(
+                f"messages has {stages[-1]!r} after {early!r}, which decides what travels: put "
+                f"{type(early).__name__} last"
+            )
         if len(stages) < len(others):
             wrong = next(part for part in others if not isinstance(part, Stage))
             raise ValueError(
@@ -187,49 +228,85 @@ class Messages:
         return replace(self, stages=(*self.stages, stage))
 
     @property
+    def everyone(self) -> bool:
+        """Must all clients take part in every phase?"""
+        return any(stage.everyone for stage in self.stages)
+
+    @property
     def keeps(self) -> bool:
         """Do clients keep anything for a stage?"""
-        return any(type(stage).init_client is not Stage.init_client for stage in self.stages)
+        return self._keeping > 0
 
-    def init(self, down: Any, client: Any, up: Any, clock: Clock) -> tuple[tuple, Held]:
+    @property
+    def _keeping(self) -> int:
+        """How many stages there are up to the last one for which clients keep something."""
+        own = [type(stage).init_client is not Stage.init_client for stage in self.stages]
+        return max((number for number, keeps in enumerate(own, 1) if keeps), default=0)
+
+    def init(
+        self, down: Message, client: Message, up: Message, clock: Clock
+    ) -> tuple[Kept, MessageState]:
         """What a client and the server keep at first, for replies like this one."""
-        kept, states = [], []
+        kept: list[Any] = []
+        states: list[Any] = []
         for stage in self.stages:
             form = tree_map(torch.zeros_like, up)
             kept.append(stage.init_client(form))
             states.append(stage.init_server(form))
             up, _ = stage.at_client(down, client, up, kept[-1], clock)
-        return tuple(kept), Held(
+        return tuple(kept[: self._keeping]), MessageState(
             tuple(states), self.reducer.init_server(tree_map(torch.zeros_like, up))
         )
 
     def at_client(
-        self, down: Any, client: Any, up: Any, kept: tuple, clock: Clock
-    ) -> tuple[Any, tuple]:
+        self, down: Message, client: Message, up: Message, kept: Kept, clock: Clock
+    ) -> tuple[Message, Kept]:
         """What travels, and what the client keeps."""
-        new = []
-        for stage, own in zip(self.stages, kept or [()] * len(self.stages), strict=True):
+        new: list[Any] = []
+        nothing = ((),) * (len(self.stages) - len(kept))
+        for stage, own in zip(self.stages, (*kept, *nothing), strict=True):
             up, own = stage.at_client(down, client, up, own, clock)
             new.append(own)
-        return up, tuple(new)
+        return up, tuple(new[: len(kept)])
 
     def reduce(
-        self, held: Held, down: Any, ups: Any, weights: Tensor, clock: Clock
-    ) -> tuple[Any, Held]:
+        self, held: MessageState, down: Message, ups: Message, weights: Tensor, clock: Clock
+    ) -> tuple[Message, MessageState]:
         """The reduced message of a whole cohort, as it arrived."""
         found, state = self.reducer.reduce(held.reducer, down, ups, weights, clock)
         return found, held._replace(reducer=state)
 
-    def at_server(self, held: Held, arrived: Any, clock: Clock) -> tuple[Any, Held]:
+    def at_server(
+        self, held: MessageState, down: Message, arrived: Message, clock: Clock
+    ) -> tuple[Message, MessageState]:
         """What the method's `aggregate` gets, of a reduced message."""
-        new = []
+        new: list[Any] = []
         stages = zip(reversed(self.stages), reversed(held.stages), strict=True)
         for stage, state in stages:
-            arrived, state = stage.at_server(state, arrived, clock)
+            arrived, state = stage.at_server(state, down, arrived, clock)
             new.append(state)
         return arrived, held._replace(stages=tuple(reversed(new)))
 
-    def bytes(self, up: Any) -> int:
-        """What one client's message takes on its way: as its last stage sends it."""
-        own = [stage for stage in self.stages if type(stage).bytes is not Stage.bytes]
-        return own[-1].bytes(up) if own else bytes_of(up)
+    def encode(self, sent: Message, clock: Clock) -> Message:
+        """The tensors that a site sends."""
+        for stage in self.stages:
+            sent = stage.encode(sent, clock)
+        return sent
+
+    def decode(self, encoded: Message, like: Message, clock: Clock) -> Message:
+        """What was encoded. `like` has its form."""
+        for stage in reversed(self.stages):
+            encoded = stage.decode(encoded, like, clock)
+        return encoded
+
+    def check(self, encoded: Message, like: Message) -> str | None:
+        """What is wrong with a message from a site; None: nothing."""
+        return next(filter(None, (stage.check(encoded, like) for stage in self.stages)), None)
+
+    def bytes(self, up: Message) -> int:
+        """What one client's message takes on its way."""
+        for stage in reversed(self.stages):
+            if type(stage).bytes is not Stage.bytes:
+                return stage.bytes(up)
+            up = stage.inside(up)
+        return bytes_of(up)

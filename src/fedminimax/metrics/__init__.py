@@ -1,1 +1,1 @@
-"""What a run is judged by: ranking (exact and federated AUC), optimality, cost."""
+"""Measures of a run: ranking (exact and federated AUC), calibration, optimality."""

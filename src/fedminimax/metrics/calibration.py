@@ -1,17 +1,17 @@
 """Probabilities and operating points from scores, without the scores leaving the clients.
 
-A model that was trained to rank has scores that are no probabilities. Two maps make them so, both
-increasing, so that the ranking stays:
+The scores of a model that was trained to rank are no probabilities. Two maps turn them into
+probabilities; both are increasing, so that the ranking stays:
 
     Platt       p = sigmoid( slope * score + offset ), the two numbers by maximum likelihood
     isotonic    p is the increasing step function of the score that fits the counts best
 
-For the first, a client sends six numbers per exchange: the sum of the logistic loss of its rows, of
-its gradient (2) and of its Hessian (3); the server takes Newton's steps. For the second, and for an
-operating point, clients send the counts per class and score bin of `federated_auc`. The server
-needs sums only. Use rows that the model was not trained on.
+For the first, a client sends six numbers per exchange: the sums over its rows of the logistic loss,
+its gradient (2) and its Hessian (3); the server takes Newton steps. For the second, and for an
+operating point, clients send counts per class and score bin, as for `federated_auc`. The server
+needs the sums over clients only. Use rows that the model was not trained on.
 
-These are sums, not a privacy guarantee: those of a client with one row tell that row's score.
+Sums are no privacy guarantee: those of a client with one row reveal that row's score.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from fedminimax.metrics.federated_auc import LARGEST, Ask, Histogram, histograms
 from fedminimax.metrics.federated_auc import answer as histogram_answer
 from fedminimax.metrics.ranking import Floats, scores_and_labels
 
-# In units of the scores' size. A slope of 0 or less would tie or reverse the ranking: where the
-# validation rows ask for that, probabilities are all but the same, and the order stays.
+# In units of the scores' size. A slope of 0 or less would make ties or reverse the ranking. If the
+# validation rows ask for such a slope, all probabilities are nearly equal, in the same order.
 LEAST_SLOPE = 1e-6
 _STEPS, _HALVINGS = 100, 40
-_CLOSE = 1e-10  # a decrease that Newton's next step makes vanish
+_CLOSE = 1e-10  # a decrease of the loss after which one more step is enough
 
 
 class Platt(NamedTuple):
-    """p = sigmoid(slope * score + offset)."""
+    """Platt scaling: p = sigmoid(slope * score + offset)."""
 
     slope: float
     offset: float
-    exchanges: int = 0  # that it took
+    exchanges: int = 0  # that fitting took
 
     def probabilities(self, scores: ArrayLike) -> Floats:
         return sigmoid(self.slope * np.asarray(scores, np.float64) + self.offset)
@@ -53,7 +53,7 @@ class Platt(NamedTuple):
 
 
 class Isotonic(NamedTuple):
-    """The probabilities at increasing scores; between two of these they lie on a line."""
+    """Isotonic regression: the probabilities at increasing scores, linear between two of them."""
 
     scores: Floats
     values: Floats
@@ -70,7 +70,7 @@ class Isotonic(NamedTuple):
             return LARGEST
         (s0, s1), (v0, v1) = self.scores[below - 1 : below + 1], self.values[below - 1 : below + 1]
         if s0 == s1:
-            return float(np.nextafter(s0, -np.inf))  # a jump, which belongs to what is above it
+            return float(np.nextafter(s0, -np.inf))  # the score of a jump has the larger value
         return float(s0 + (probability - v0) / (v1 - v0) * (s1 - s0))
 
     def to_json(self) -> dict[str, Any]:
@@ -78,12 +78,12 @@ class Isotonic(NamedTuple):
 
 
 def sigmoid(values: Floats) -> Floats:
-    """Also far from 0, where 1 + exp would overflow or round the rest away."""
+    """1 / (1 + exp(-values)), without overflow or loss of digits far from 0."""
     return np.exp(-np.logaddexp(0.0, -values))
 
 
 def from_json(value: dict[str, Any]) -> Platt | Isotonic:
-    """What `to_json` wrote."""
+    """The map that `to_json` wrote."""
     rest = {name: item for name, item in value.items() if name != "kind"}
     if value["kind"] == "platt":
         return Platt(**rest)
@@ -96,12 +96,18 @@ def from_json(value: dict[str, Any]) -> Platt | Isotonic:
 def answer(
     question: str, scores: ArrayLike, labels: ArrayLike, *arrays: np.ndarray, least: int = 0
 ) -> Floats:
-    """A client's answer; the server needs only the sum of them.
+    """A client's answer to a question; the server needs the sum over clients only.
 
-    "size" (): its negatives, its positives, and the sum of its squared scores. "platt" (at,
-    targets), with at = (slope, offset) and the targets of negatives and of positives: the sums over
-    rows of the loss, of its gradient, and of the Hessian's entries (slope, slope), (slope, offset)
-    and (offset, offset). Others: as `federated_auc.answer`.
+    Arguments:
+        question: "size", "platt", or a question of `federated_auc.answer`.
+        scores, labels: the client's rows.
+        arrays: what the server sent: nothing for "size"; for "platt" (slope, offset), and the
+            targets of negatives and of positives.
+        least: the smallest count above 0 that a client reports in a histogram.
+
+    Returns, for "size", the number of negatives, of positives, and the sum of squared scores; for
+    "platt", the sums over rows of the loss, of its gradient, and of the entries (slope, slope),
+    (slope, offset) and (offset, offset) of its Hessian.
     """
     if question not in ("size", "platt"):
         return histogram_answer(question, scores, labels, *arrays, least=least)
@@ -120,12 +126,14 @@ def answer(
 
 
 def federated_platt(ask: Ask) -> Platt:
-    """Platt's map (Platt 1999, by the safeguarded Newton steps of Lin, Lin and Weng 2007).
+    """Platt scaling (Platt 1999), fitted by the Newton steps of Lin, Lin and Weng (2007).
 
-    `ask(question, *arrays)` returns the SUM of the clients' answers. Targets are Platt's, which
-    keep the slope finite where scores separate the classes: (N_+ + 1) / (N_+ + 2) for a positive
-    and 1 / (N_- + 2) for a negative. The slope is positive: a map that reverses the ranking is not
-    looked for.
+    Targets are Platt's, which keep the slope finite if scores separate the classes: (N_+ + 1) /
+    (N_+ + 2) for a positive and 1 / (N_- + 2) for a negative. The slope is kept positive, so that
+    the ranking is not reversed.
+
+    Argument:
+        ask: `ask(question, *arrays)` returns the SUM of the clients' answers.
 
         >>> sites = [([-2.0, 1.0, 0.5], [0, 1, 0]), ([3.0, -1.0, 2.0], [1, 1, 0])]
         >>> ask = lambda question, *arrays: sum(answer(question, *site, *arrays) for site in sites)
@@ -148,7 +156,7 @@ def federated_platt(ask: Ask) -> Platt:
 
 
 class _Search:
-    """Newton's steps on the two numbers, with the slope in units of the scores' size."""
+    """Newton steps on slope and offset, with the slope in units of the scores' size."""
 
     def __init__(self, ask: Ask, targets: Floats, size: float):
         self.ask, self.targets, self.size, self.asked = ask, targets, size, 0
@@ -165,7 +173,7 @@ class _Search:
         loss, gradient, hessian = self.at(point)
         for _ in range(_STEPS):
             gradient, hessian = gradient * free, hessian * np.outer(free, free)
-            # Scores that are all alike leave one direction without curvature.
+            # If all scores are equal, one direction has no curvature.
             damped = hessian + 1e-12 * np.trace(hessian) * np.eye(2) + np.diag(1 - free)
             step = -np.linalg.solve(damped, gradient)
             decrease = float(-gradient @ step)
@@ -178,21 +186,26 @@ class _Search:
                 if found[0] <= loss - 1e-4 * decrease / 2**halving:
                     break
             else:
-                break  # no better point can be told from this one
+                break  # rounding hides any further decrease
             point, (loss, gradient, hessian) = tried, found
         return float(point[0]), float(point[1])
 
 
 def federated_counts(ask: Ask, least: int = 0) -> Histogram:
-    """The clients' scores counted per class and bin, finely where the classes meet."""
+    """The clients' scores counted per class and bin, with fine bins where the classes overlap.
+
+    Arguments:
+        ask: `ask(question, *arrays)` returns the SUM of the clients' answers.
+        least: the smallest count above 0 that a client reports.
+    """
     *_, finest = histograms(ask, least=least)
     return finest
 
 
 def isotonic_from(histogram: Histogram) -> Isotonic:
-    """The increasing probabilities that fit the counts best (pool adjacent violators).
+    """Isotonic regression of the counts: the increasing probabilities that fit them best.
 
-    They are constant over the bins of a block, and on a line across bins without rows.
+    They are constant within a block of bins, and linear across bins without rows.
 
         >>> edges = np.array([0.0, 1.0, 2.0])
         >>> fit = isotonic_from(Histogram(edges, np.array([[3, 1, 2, 0], [1, 2, 1, 4]]), (0, 0)))
@@ -210,13 +223,13 @@ def isotonic_from(histogram: Histogram) -> Isotonic:
     lasts = np.concatenate([firsts[1:] - 1, [held.size - 1]])
     ends = np.concatenate([[-LARGEST], edges, [LARGEST]])
     scores = np.stack([ends[held[firsts]], ends[held[lasts] + 1]], axis=1).ravel()
-    # Beyond its first and last inner edge a constant goes on for ever.
+    # `np.interp` continues the first and the last value, so the outermost ends are not needed.
     inner = slice(1, -1) if len(firsts) > 1 else slice(1)
     return Isotonic(scores[inner], np.repeat(fitted[firsts], 2)[inner])
 
 
 class OperatingPoint(NamedTuple):
-    """Scores above `score` count as positive; what that gives on the rows counted."""
+    """Scores above `score` count as positive; with the rates on the counted rows."""
 
     score: float
     sensitivity: float
@@ -224,15 +237,21 @@ class OperatingPoint(NamedTuple):
 
 
 def at_score(histogram: Histogram, score: float) -> OperatingPoint:
-    """The rates at a score, to the resolution of the bins: exact where it is just below an edge."""
+    """The rates at a score, to the resolution of the bins; exact just below an edge."""
     edges, counts, _ = histogram
     above = int(np.searchsorted(edges, score, side="right"))
     return _rates(counts, score, above + 1)
 
 
 def operating_point(histogram: Histogram, wanted: str, value: float) -> OperatingPoint:
-    """The operating point with a sensitivity, or a specificity, of at least `value` on the rows
-    counted, and the highest other rate that an edge between bins gives.
+    """The operating point with one rate of at least a given value, and the largest other rate.
+
+    Arguments:
+        histogram: the counts.
+        wanted: the rate to reach, "sensitivity" or "specificity".
+        value: the least value of that rate on the counted rows.
+
+    Only edges between bins are considered as thresholds.
 
         >>> edges = np.array([0.0, 1.0, 2.0])
         >>> counts = Histogram(edges, np.array([[3, 1, 2, 0], [1, 2, 1, 4]]), (0, 0))
@@ -245,7 +264,7 @@ def operating_point(histogram: Histogram, wanted: str, value: float) -> Operatin
             f"the rows to choose an operating point on are {counts[0].sum():.0f} negatives and "
             f"{counts[1].sum():.0f} positives; both are needed: keep more rows for validation"
         )
-    # The bins from number `first` on count as positive; 0: all of them.
+    # The bins from number `first` on count as positive.
     points = [_rates(counts, _just_below(edges, first), first) for first in range(edges.size + 2)]
     if wanted == "sensitivity":
         return [point for point in points if point.sensitivity >= value][-1]
@@ -255,7 +274,7 @@ def operating_point(histogram: Histogram, wanted: str, value: float) -> Operatin
 
 
 def _just_below(edges: Floats, first: int) -> float:
-    """The score below which the bin begins, so that larger means: in it or above."""
+    """The largest score below a bin, so that larger scores are in the bin or above it."""
     if first == 0:
         return -LARGEST
     return LARGEST if first > edges.size else float(np.nextafter(edges[first - 1], -np.inf))

@@ -6,26 +6,26 @@ but sums, so secure aggregation fits underneath) and reports
     auc   = ( sum_b n+_b n-_{<b}  +  half of sum_b n+_b n-_b ) / (n+ n-)
     bound =                         half of sum_b n+_b n-_b   / (n+ n-)
 
-Pairs in different bins are ordered as the scores are; a pair that shares a bin is counted half and
-is wrong by at most a half. So |auc - exact| <= bound, always. Bins that hold one floating-point
+Pairs in different bins have the order of their scores; a pair in one bin counts as half and is
+wrong by at most a half. So |auc - exact| <= bound, always. Bins that contain one floating-point
 number only are left out of the bound's sum: their pairs are exact ties, for which a half is right.
 
-The first exchange uses a grid that suits anything; each further one uses edges refined where pairs
-still share bins. Two exchanges of 4,096 bins bring the bound of a typical model below 1e-3. Heavy
-ties at values other than -1, 0, 1/2 and 1 (scores in half precision, small decision trees) may stay
-in the bound until further exchanges have isolated them.
+The first exchange uses a grid that suits all scores; each further one uses edges refined where
+pairs still share bins. Two exchanges of 4,096 bins bring the bound of a typical model below 1e-3.
+Many ties at values other than -1, 0, 1/2 and 1 (scores in half precision, small decision trees) may
+stay in the bound until further exchanges have isolated them.
 
-Edges are the interior ones, finite and increasing: bin b is [edges[b-1], edges[b]), the first
-reaches down to -infinity and the last up to +infinity, so no score falls outside.
+Edges are the interior ones, finite and increasing: bin b is [edges[b-1], edges[b]), the first bin
+has no lower end and the last no upper one, so no score is outside.
 
-Small counts. A fine histogram of few rows is the scores. With `least` > 1 a client sends only
-counts that are 0 or at least `least`: before each histogram the server proposes edges, each client
-marks those it can support, the server keeps the edges that all support. Every proposal is tested
-together with all edges used before, so that subtracting two histograms of one evaluation isolates
-no smaller group either. A client with fewer than `least` rows of a class leaves these rows out
-altogether, and the result counts such clients; its AUC and bound are then those of the rows
-reported. This is a rule on counts, not differential privacy: the marks themselves tell a little,
-and so do many evaluations of the same rows.
+Small counts. A fine histogram of few rows reveals their scores. With `least` > 1 a client sends
+only counts that are 0 or at least `least`: before each histogram the server proposes edges, each
+client marks those it can support, and the server keeps the edges that all clients support. A
+proposal is tested together with all edges used before, so that the difference of two histograms of
+one evaluation contains no smaller count either. A client with fewer than `least` rows of a class
+leaves these rows out, and the result counts such clients; AUC and bound are then those of the
+reported rows. This is a rule on counts, not differential privacy: the marks reveal a little, and so
+do many evaluations of the same rows.
 """
 
 from bisect import bisect_left, insort
@@ -47,9 +47,9 @@ LARGEST = float(np.finfo(np.float64).max)
 class FederatedAUC(NamedTuple):
     """|auc - exact AUC of the reported rows| <= bound; both are None if a class is missing.
 
-    `bins` belongs to the histogram reported, `exchanges` counts the histograms asked for, and
-    `withheld_positives` and `withheld_negatives` count the clients that had too few rows of the
-    class to report any.
+    `bins` is that of the histogram used, `exchanges` the number of histograms asked for.
+    `withheld_positives` and `withheld_negatives` count the clients with too few rows of the class
+    to report any.
     """
 
     auc: float | None
@@ -65,11 +65,15 @@ class FederatedAUC(NamedTuple):
 def federated_auc(
     ask: Ask, bins: int = 4096, exchanges: int = 2, least: int = 0, target: float = 0.0
 ) -> FederatedAUC:
-    """Drive the exchanges and return the result with the smallest bound.
+    """The federated AUC with the smallest bound of several exchanges.
 
-    `ask(question, *arrays)` puts the question to every client and returns the SUM of their answers,
-    as `answer` makes them. At most `exchanges` histograms are asked for, fewer once the bound is at
-    most `target`.
+    Arguments:
+        ask: `ask(question, *arrays)` sends a question to every client and returns the SUM of their
+            answers, each computed by `answer`.
+        bins: the most bins of a histogram.
+        exchanges: the most histograms to ask for.
+        least: the smallest count above 0 that a client reports.
+        target: a bound with which no further histogram is asked for.
 
         >>> sites = [([0.1, 0.9], [0, 1]), ([0.4, 0.3], [0, 1])]
         >>> ask = lambda question, *arrays: sum(answer(question, *site, *arrays) for site in sites)
@@ -80,18 +84,9 @@ def federated_auc(
     for edges, counts, withheld in histograms(ask, bins, exchanges, least):
         negatives, positives = (int(total) for total in counts.sum(axis=1))
         value, bound = auc_from_counts(counts, edges) or (None, None)
-        results.append(
-            FederatedAUC(
-                value,
-                bound,
-                edges.size + 1,
-                len(results) + 1,
-                positives,
-                negatives,
-                withheld[1],
-                withheld[0],
-            )
-        )
+        kept = {"withheld_negatives": withheld[0], "withheld_positives": withheld[1]}
+        sizes = {"bins": edges.size + 1, "positives": positives, "negatives": negatives}
+        results.append(FederatedAUC(auc=value, bound=bound, exchanges=0, **sizes, **kept))
         if bound is None or bound <= target:
             break
     best = min(results, key=lambda result: result.bound or 0.0)
@@ -99,8 +94,8 @@ def federated_auc(
 
 
 class Histogram(NamedTuple):
-    """The clients' scores, counted; `withheld` counts clients with too few (negatives, positives)
-    to report any."""
+    """The clients' scores, counted per class and bin. `withheld` counts the clients with too few
+    negatives, and those with too few positives, to report any."""
 
     edges: Floats
     counts: Floats  # (2, bins), negatives first
@@ -110,7 +105,7 @@ class Histogram(NamedTuple):
 def histograms(
     ask: Ask, bins: int = 4096, exchanges: int = 2, least: int = 0
 ) -> Iterator[Histogram]:
-    """The histograms of `federated_auc`, each finer than the one before where classes meet."""
+    """The histograms of `federated_auc`, each finer than the one before where classes overlap."""
     if exchanges < 1:
         raise ValueError(
             f"exchanges is {exchanges}; expected at least 1: nothing is known without a histogram."
@@ -132,10 +127,16 @@ def histograms(
 def answer(
     question: str, scores: ArrayLike, labels: ArrayLike, *arrays: np.ndarray, least: int = 0
 ) -> Floats:
-    """A client's answer to a question of `federated_auc`; the server needs only the sum of them.
+    """A client's answer to a question; the server needs the sum over clients only.
 
-    "histogram" (edges): the counts, shape (2, bins), negatives first. "supported" (edges, used): a
-    0/1 mark per edge, then three numbers whose sums are the clients that answered, those that
+    Arguments:
+        question: "histogram" or "supported".
+        scores, labels: the client's rows.
+        arrays: what the server sent: the edges, and for "supported" also the edges used before.
+        least: the smallest count above 0 that the client reports.
+
+    Returns, for "histogram", the counts, of shape (2, bins), negatives first; for "supported", a
+    0/1 mark per edge and three numbers whose sums count the clients that answered, those that
     withhold their negatives, and those that withhold their positives.
     """
     if question == "histogram":
@@ -165,16 +166,17 @@ def histogram(scores: ArrayLike, labels: ArrayLike, edges: ArrayLike) -> Floats:
 def supported(
     scores: ArrayLike, labels: ArrayLike, edges: ArrayLike, least: int, used: ArrayLike = ()
 ) -> Floats:
-    """Mark with 1 edges on which, with those `used`, each class count is 0 or at least `least`.
+    """Marks with 1 a set of edges with which, and with those `used`, each count is 0 or at least
+    `least`.
 
-    Edges are tried by repeated halving, an order that all clients share. Each would support a
-    different set if it went from left to right, and hardly an edge would be common to all; by
-    halving they agree on the coarse edges. Any subset of the marked edges is as good, because
-    joining two bins keeps "0 or at least `least`".
+    All clients try the edges in the same order, by repeated halving, so that they agree on the
+    coarse edges. From left to right, each client would support other edges and few would be common
+    to all. Any subset of the marked edges is allowed too, because joining two bins keeps "0 or at
+    least `least`".
     """
     edges, used = _increasing(edges), _increasing(used)
     values, positive = _reported(scores, labels, least)
-    # A client that was not there when `used` was agreed on can promise nothing.
+    # A client that did not agree on `used` may have small counts already.
     if _small(histogram(values, positive, used), least).any():
         return np.zeros(edges.size)
     classes = [np.sort(values[~positive]), np.sort(values[positive])]
@@ -188,8 +190,8 @@ def supported(
     def enough(low: tuple[int, int], high: tuple[int, int]) -> bool:
         return all(count == 0 or count >= least for count in (high[0] - low[0], high[1] - low[1]))
 
-    # An edge is its cut (negatives below, positives below): with no row between them, two edges
-    # are one to this client.
+    # An edge is given by its cut (negatives below, positives below): two edges with no row of this
+    # client between them are the same.
     cuts = sorted({(0, 0), (classes[0].size, classes[1].size), *below(used)})
     marks, proposed = np.zeros(edges.size), below(edges)
     for edge in _halving_order(edges.size):
@@ -207,11 +209,11 @@ def supported(
 
 
 def first_edges(bins: int = 4096) -> Floats:
-    """At most bins - 1 edges for scores of any kind: logits, probabilities, margins, of any scale.
+    """At most bins - 1 edges that suit all scores: logits, probabilities, margins, of any scale.
 
-    Logarithmic in |score| (dense from 2^-24 to 2^24, sparse to the ends of float64), in 1 - score
-    for the sigmoid's upper end, and in |score - 1/2| for the sigmoid of a model that has hardly
-    learnt. The values where outputs pile up, -1, 0, 1/2 and 1, have bins of their own.
+    They are logarithmic in |score| (dense from 2^-24 to 2^24, sparse to the ends of float64), in
+    1 - score for the upper end of a sigmoid, and in |score - 1/2| for the sigmoid of a model that
+    has learnt little. The values with many ties, -1, 0, 1/2 and 1, have bins of their own.
     """
     if bins < FEWEST_BINS:
         raise ValueError(
@@ -229,11 +231,11 @@ def first_edges(bins: int = 4096) -> Floats:
 
 
 def refine(edges: ArrayLike, counts: np.ndarray, bins: int = 4096) -> Floats:
-    """At most bins - 1 edges, spent where pairs of opposite class share a bin.
+    """At most bins - 1 edges, placed where pairs of opposite class share a bin.
 
-    A bin with c = n+ n- pairs, split in k, keeps about c / k; so sum c_b / k_b is least for k_b ~
-    sqrt(c_b). Bins are won by joining neighbours: first those whose union has one class only, which
-    costs nothing, then the cheapest.
+    A bin with c = n+ n- pairs that is split in k keeps about c / k of them, so the sum of c_b / k_b
+    is smallest for k_b ~ sqrt(c_b). To make room, neighbouring bins are joined: first those whose
+    union has one class only, which costs nothing, then those with the fewest new pairs.
     """
     edges = _increasing(edges)
     counts = _whole(counts, edges)
@@ -247,7 +249,7 @@ def refine(edges: ArrayLike, counts: np.ndarray, bins: int = 4096) -> Floats:
         return edges
     pieces = 1 + np.floor((bins - weights.size) * weights / weights.sum()).astype(int)
     ends = np.concatenate([[-LARGEST], edges, [LARGEST]])
-    parts = [_split(ends[b], ends[b + 1], pieces[b]) for b in np.flatnonzero(pieces > 1)]
+    parts = [split_bin(ends[b], ends[b + 1], pieces[b]) for b in np.flatnonzero(pieces > 1)]
     return np.unique(np.concatenate([edges, *parts]))
 
 
@@ -256,7 +258,7 @@ def auc_from_counts(
 ) -> tuple[float, float] | None:
     """(AUC, bound) of counts of shape (2, bins), negatives first; None if a class is missing.
 
-    With the edges, bins that hold a single number are known to be ties and do not enter the bound.
+    If edges are given, bins that contain a single number are ties and left out of the bound.
     """
     counts = np.asarray(counts, dtype=np.float64)
     negatives, positives = counts
@@ -270,9 +272,12 @@ def auc_from_counts(
 
 
 class ROC(NamedTuple):
-    """(false, true) positive rates from (0, 0) to (1, 1): the middle, and what the curve of the
-    scores themselves stays between. `lower` and `upper` are steps; the middle is exact at its
-    corners. The area under it is the federated AUC, that between the steps twice its bound."""
+    """Points (false positive rate, true positive rate) from (0, 0) to (1, 1) of three curves.
+
+    The curve of the scores themselves is between the step functions `lower` and `upper`, and meets
+    `middle` at its corners. The area under `middle` is the federated AUC; the area between `lower`
+    and `upper` is twice its bound.
+    """
 
     middle: Floats  # (points, 2)
     lower: Floats
@@ -282,8 +287,8 @@ class ROC(NamedTuple):
 def roc_from_counts(counts: np.ndarray, edges: ArrayLike) -> ROC | None:
     """The ROC curve of counts of shape (2, bins), negatives first; None if a class is missing.
 
-    A threshold on an edge is a point of the curve. Between two of them the curve may go up first or
-    to the right first, but for bins that hold a single number: there it is the straight line.
+    A threshold at an edge gives a point of the curve. Between two of these the curve may go up
+    first or right first; if the bin contains a single number, it is the straight line.
     """
     counts = np.asarray(counts, dtype=np.float64)
     totals = counts.sum(axis=1)
@@ -307,13 +312,13 @@ def _agreed(edges: Floats, total: np.ndarray) -> tuple[Floats, tuple[int, int]]:
             f"the sum of the answers to 'supported' has shape {np.shape(total)}, expected "
             f"{(edges.size + 3,)}: add up the arrays that `answer` returns."
         )
-    # The answers are whole numbers; a half leaves room for a transport that rounds.
+    # The answers are whole numbers; a half allows for rounding on the way.
     marks, (clients, negatives, positives) = total[:-3], np.rint(total[-3:]).astype(int)
     return edges[marks > clients - 0.5], (int(negatives), int(positives))
 
 
 def _whole(counts: np.ndarray, edges: Floats) -> Floats:
-    """Counts as whole numbers; noise would make the bound untrue and is refused."""
+    """The counts as whole numbers. Others are refused, because the bound would not hold."""
     counts = np.asarray(counts, dtype=np.float64)
     if counts.shape != (2, edges.size + 1):
         raise ValueError(
@@ -342,7 +347,7 @@ def _increasing(edges: ArrayLike) -> Floats:
 
 
 def _unordered(counts: Floats, edges: Floats) -> Floats:
-    """Per bin, the pairs of opposite class whose order the counts leave open."""
+    """Per bin, the number of pairs of opposite class whose order the counts do not give."""
     single = np.zeros(edges.size + 1, dtype=bool)
     single[1:-1] = edges[1:] <= np.nextafter(edges[:-1], np.inf)
     return np.where(single, 0.0, counts[0] * counts[1])
@@ -354,7 +359,8 @@ def _keep_edges(edges: Floats, counts: Floats, keep: Flags) -> tuple[Floats, Flo
 
 
 def _separating(counts: Floats) -> Flags:
-    """The edges left when neighbours are joined, from the left, while a class is absent."""
+    """The edges that remain after joining neighbouring bins, from the left, as long as their union
+    has one class only."""
     columns = counts.T.tolist()
     negatives, positives = columns[0]
     keep = np.ones(len(columns) - 1, dtype=bool)
@@ -371,7 +377,8 @@ def _separating(counts: Floats) -> Flags:
 
 
 def _dearest(edges: Floats, counts: Floats, surplus: int) -> Flags:
-    """All edges but at most `surplus` of the cheapest; no two neighbours, whose costs would add."""
+    """All edges but at most `surplus` of the cheapest; of two neighbours at most one is removed,
+    because their costs would add."""
     joined = counts[:, 1:] + counts[:, :-1]
     open_pairs = _unordered(counts, edges)
     cost = joined[0] * joined[1] - open_pairs[1:] - open_pairs[:-1]
@@ -385,13 +392,13 @@ def _dearest(edges: Floats, counts: Floats, surplus: int) -> Flags:
 GRID = np.concatenate([[-LARGEST], first_edges(), [LARGEST]])
 
 
-def _split(low: float, high: float, pieces: int) -> Floats:
+def split_bin(low: float, high: float, pieces: int) -> Floats:
     """At most pieces - 1 new edges inside [low, high).
 
-    Two of them, if there are that many, give the roundest number a bin of its own: scores in
-    float32 or half precision, saturated or of few distinct values tie at numbers with few digits.
-    The rest lie evenly inside a cell of the first grid, and by cells across several: even spacing
-    would put every edge of [1, infinity) beyond 1e300.
+    If there are at least two, two of them give the roundest number a bin of its own, because scores
+    in float32 or half precision, saturated ones, and those with few distinct values have ties at
+    numbers with few digits. The others are evenly spaced inside a cell of the first grid, and
+    over cells if there are several: even spacing would put all edges of [1, infinity) above 1e300.
     """
     pile = _roundest(low, high)
     alone = [pile, np.nextafter(pile, np.inf)] if pieces > 2 else []
@@ -407,10 +414,10 @@ def _split(low: float, high: float, pieces: int) -> Floats:
 
 
 def _roundest(low: float, high: float) -> float:
-    """The number in [low, high) with the fewest binary digits, by the bit patterns of float64.
+    """The number in [low, high) with the fewest binary digits, from the bit patterns of float64.
 
-    Patterns of positive floats are ordered as the floats are, and of the integers in (below, top]
-    the one with most trailing zeros is top with everything under the first differing bit cleared.
+    Patterns of positive floats have the order of the floats. Of the integers in (below, top], the
+    one with most trailing zeros is top with all bits below the first differing one cleared.
     """
     if low <= 0 < high:
         return 0.0
@@ -437,7 +444,7 @@ def _reported(scores: ArrayLike, labels: ArrayLike, least: int) -> tuple[Floats,
 
 
 def _guarded(counts: Floats, least: int) -> Floats:
-    """The client keeps its own rule, whatever the server asks for."""
+    """The counts; refused if one is too small, whatever the server asked for."""
     small = counts[_small(counts, least)]
     if small.size:
         raise ValueError(

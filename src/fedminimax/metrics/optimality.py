@@ -1,36 +1,42 @@
-"""How far a point is from optimal: what to watch when the loss itself may go up, down or below 0.
+"""Measures of how far a point is from optimal, for objectives whose value does not tell.
 
-Everything is computed from questions to the clients, on all rows of the split asked about, and
-costs what the questions cost. f is the federation's objective, the weighted mean over clients (for
-a composition, with every level averaged before the next). Norms are Euclidean.
+All are computed from clients' answers on all rows of a split. f is the federation's objective: the
+weighted mean over clients (in a composition, every level is averaged before the next is applied).
+Norms are Euclidean.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedminimax.types import Ask, Point, Problem
+from fedminimax.types import Measures, Point, Problem, Query
 
 
 class Full:
-    """The federation's objective and its gradients, asked from the clients."""
+    """The federation's objective and its gradients, computed from clients' answers.
 
-    def __init__(self, problem: Problem, ask: Ask):
+    Arguments:
+        problem: the problem.
+        ask: how clients are asked.
+    """
+
+    def __init__(self, problem: Problem, ask: Query):
         self.problem, self.ask = problem, ask
-        self.gradients_asked = 0  # of the whole objective, whatever its depth
-        self._values: list[Tensor] = []  # of the inner levels, at the x asked about last
+        self.gradients_asked = 0  # of the whole objective, at any depth
+        self._values: list[Tensor] = []  # of the inner levels, at the x of the last question
 
     def value(self, point: Point) -> float:
+        """f at a point."""
         return float(self.ask.mean("loss", self._inner_values(point.x)[-1], point.y)[0])
 
     def gradients(self, point: Point) -> Point:
-        """Depth 1: one exchange. Depth K: K - 1 for the values, one for the last level, and K - 1
-        to pull its gradient back through the averaged Jacobians."""
+        """The gradients of f in x and y, by 2 K - 1 exchanges at depth K: K - 1 for the values, one
+        for the last level, and K - 1 for products with Jacobians."""
         self.gradients_asked += 1
         values = self._inner_values(point.x)
         slope, dual = self.ask.mean("gradients", values[-1], point.y)
@@ -40,14 +46,13 @@ class Full:
         return Point(slope.to(point.x.dtype), dual.to(point.y.dtype))
 
     def dual_gradient(self, point: Point) -> Tensor:
-        """The gradient in y alone, which is not pulled back through the levels."""
+        """The gradient in y alone, which needs no products with Jacobians."""
         self.gradients_asked += 1
         _, dual = self.ask.mean("gradients", self._inner_values(point.x)[-1], point.y)
         return dual.to(point.y.dtype)
 
     def _inner_values(self, x: Tensor) -> list[Tensor]:
-        # An ascent in y, and a value beside a gradient, stay at one x: its levels are asked for
-        # once.
+        # An ascent in y, or a value with a gradient, stays at one x: its levels are asked for once.
         if not self._values or self._values[0] is not x:
             self._values = [x]
             for level in range(1, self.problem.depth):
@@ -57,36 +62,46 @@ class Full:
 
 
 class Solved(NamedTuple):
-    """The end of an inner optimisation."""
+    """The result of an inner optimisation."""
 
     vector: Tensor
-    residual: float  # the projected gradient there, 0 at a solution
-    gradients: int  # asked for on the way; 0 for a closed form
-    reached: bool  # whether the residual is within the tolerance
+    residual: float  # the norm of the projected gradient there, 0 at a solution
+    gradients: int  # how many were asked for; 0 for a closed form
+    reached: bool  # is the residual within the tolerance?
 
 
 def primal_gradient(full: Full, point: Point) -> float:
-    """|grad_x f|; if x has a set, |x - P_X(x - grad_x f)|."""
+    """|grad_x f|; if x is limited to a set, |x - P_X(x - grad_x f)|."""
     return _residual(full.problem.project_x, point.x, -full.gradients(point).x)
 
 
-def dual_gradient(full: Full, point: Point) -> float:
-    """|P_Y(y + grad_y f) - y|: 0 exactly when y cannot be improved in first order."""
-    return _residual(full.problem.project_y, point.y, full.dual_gradient(point))
+def dual_gradient(full: Full, point: Point, smoothness: float = 1.0) -> float:
+    """l |P_Y(y + grad_y f / l) - y|: 0 exactly when y cannot be improved in first order. With l the
+    `smoothness` of f it is the measure of FESS-GDA's Definition 2.1; without a set Y it is
+    |grad_y f| for every l."""
+    slope = full.dual_gradient(point) / smoothness
+    return smoothness * _residual(full.problem.project_y, point.y, slope)
 
 
 def best_dual(full: Full, point: Point, tolerance: float = 1e-6, most: int = 1000) -> Solved:
-    """The y that maximises f(x, .): in closed form if the problem has one, else by projected
-    ascent from point.y, until the projected gradient is at most `tolerance` or `most` gradients
-    were asked for. A local maximum only, if f is not concave in y (or PL)."""
+    """The y that maximises f(x, .), in closed form if there is one, else by projected ascent.
+
+    Arguments:
+        full: the objective.
+        point: x, and the y to start from.
+        tolerance: the norm of the projected gradient at which to stop.
+        most: the most gradients to ask for.
+
+    Without concavity or the PL condition in y, the result may be a local maximum.
+    """
     problem = full.problem
     if point.y.numel() == 0:
-        return Solved(point.y, 0.0, 0, True)
-    # A problem may have another y to restart from (CODA's rule) than the one that maximises.
+        return _closed_form(point.y)
+    # `dual_from` may be a method's rule to restart from (CODA's), and not the maximiser.
     rule = problem.best_dual_from or problem.dual_from
     if rule is not None and problem.depth == 1:
         (mean,) = full.ask.mean("dual_statistics", point.x)
-        return Solved(problem.project_y(rule(mean)).to(point.y.dtype), 0.0, 0, True)
+        return _closed_form(problem.project_y(rule(mean)).to(point.y.dtype))
     return _climb(
         lambda y: full.value(Point(point.x, y)),
         lambda y: full.dual_gradient(Point(point.x, y)),
@@ -95,6 +110,10 @@ def best_dual(full: Full, point: Point, tolerance: float = 1e-6, most: int = 100
         tolerance,
         most,
     )
+
+
+def _closed_form(vector: Tensor) -> Solved:
+    return Solved(vector=vector, residual=0.0, gradients=0, reached=True)
 
 
 def best_primal(full: Full, point: Point, tolerance: float = 1e-6, most: int = 1000) -> Solved:
@@ -110,9 +129,11 @@ def best_primal(full: Full, point: Point, tolerance: float = 1e-6, most: int = 1
 
 
 def phi_gradient(full: Full, point: Point, tolerance: float = 1e-6, most: int = 1000) -> float:
-    """|grad Phi(x)| with Phi(x) = max over y of f(x, y), which is grad_x f at the best y where
-    that y is the only one (strongly concave or PL); elsewhere it is one subgradient of many, and
-    `moreau_gradient` is the measure to take. If x has a set, as for `primal_gradient`."""
+    """|grad Phi(x)| with Phi(x) = max over y of f(x, y): `primal_gradient` at the best y.
+
+    If the best y is unique (f strongly concave or PL in y), this is the gradient of Phi. Otherwise
+    it is one of several subgradients; use `moreau_gradient` then. Arguments as for `best_dual`.
+    """
     best = best_dual(full, point, tolerance, most).vector
     return primal_gradient(full, Point(point.x, best))
 
@@ -124,19 +145,24 @@ class Moreau(NamedTuple):
     nearest: Tensor  # argmin over u of Phi(u) + modulus |u - x|^2
     residual: float  # of the saddle that was solved for it
     gradients: int
-    reached: bool
+    reached: bool  # is the residual within the tolerance?
 
 
 def moreau_gradient(
     full: Full, point: Point, modulus: float = 1.0, tolerance: float = 1e-6, most: int = 2000
 ) -> Moreau:
-    """2 modulus |x - u|, where u minimises Phi(u) + modulus |u - x|^2: the length of the gradient
-    of Phi's Moreau envelope, for functions that are weakly convex in x and concave in y.
+    """2 modulus |x - u|, where u minimises Phi(u) + modulus |u - x|^2: the norm of the gradient of
+    Phi's Moreau envelope, for functions that are weakly convex in x and concave in y.
 
-    `modulus` is at least the weak convexity of f in x (the papers' l, its smoothness, will do); a
-    smaller one measures nothing. u and its best y are found by projected extragradient steps on
-    f(u, v) + modulus |u - x|^2, which is then strongly convex in u, until the residual is at most
-    `tolerance`.
+    u and its best y are found by projected extragradient steps on f(u, v) + modulus |u - x|^2.
+
+    Arguments:
+        full: the objective.
+        point: x, and the y to start from.
+        modulus: at least the constant of weak convexity of f in x, such as the papers' smoothness
+            constant l. A smaller one gives no meaningful result.
+        tolerance: the residual at which to stop.
+        most: the most gradients to ask for.
     """
     if not modulus > 0:
         raise ValueError(f"modulus is {modulus!r}; give a number above 0, at least f's curvature")
@@ -161,15 +187,19 @@ def moreau_gradient(
             break
         ahead = moved(now, along, step)
         there = field(ahead)
-        # A step is right when the field changes by less than it would take to turn back.
+        # A step is short enough if step * (change of the field) is below the distance moved.
         if step * _distance(there, along) > 0.9 * _distance(ahead, now):
             step /= 2
             continue
         now, step = moved(now, there, step), step * 1.1
         along = field(now)
-    gradient = 2 * modulus * float(torch.linalg.vector_norm(x - now.x))
-    used = full.gradients_asked - start
-    return Moreau(gradient, now.x, residual, used, residual <= tolerance)
+    return Moreau(
+        gradient=2 * modulus * float(torch.linalg.vector_norm(x - now.x)),
+        nearest=now.x,
+        residual=residual,
+        gradients=full.gradients_asked - start,
+        reached=residual <= tolerance,
+    )
 
 
 class Gap(NamedTuple):
@@ -178,22 +208,25 @@ class Gap(NamedTuple):
     gap: float
     upper: float
     lower: float
-    reached: bool  # both inner problems were solved; else the gap is only a lower bound
+    reached: bool  # were both inner problems solved? If not, the gap is a lower bound
 
 
 def duality_gap(full: Full, point: Point, tolerance: float = 1e-6, most: int = 1000) -> Gap:
-    """The duality gap of a convex-concave problem: at least 0, and 0 exactly at a saddle. It is
-    infinite where an inner problem has no solution; then `reached` is false."""
+    """The duality gap of a convex-concave problem: at least 0, and 0 exactly at a saddle.
+
+    If an inner problem has no solution, the gap is infinite and `reached` is false. Arguments as
+    for `best_dual`.
+    """
     y, x = best_dual(full, point, tolerance, most), best_primal(full, point, tolerance, most)
     upper = full.value(Point(point.x, y.vector))
     lower = full.value(Point(x.vector, point.y))
-    return Gap(upper - lower, upper, lower, y.reached and x.reached)
+    reached = y.reached and x.reached
+    return Gap(gap=upper - lower, upper=upper, lower=lower, reached=reached)
 
 
 def gradient_dissimilarity(full: Full, point: Point) -> tuple[float, float]:
-    """How much clients disagree at a point, for x and for y: the root of the weighted mean of
-    |grad f_k - grad f|^2. It drives the drift of local steps; clients send no gradient that the
-    server would not average."""
+    """How much the clients' gradients differ at a point, for x and for y: the root of the weighted
+    mean of |grad f_k - grad f|^2. The server sees averages only."""
     if full.problem.depth > 1:
         raise ValueError(
             "dissimilarity compares the gradients of the clients' own objectives, but in a "
@@ -207,8 +240,11 @@ def gradient_dissimilarity(full: Full, point: Point) -> tuple[float, float]:
 
 
 def client_drift(points: Tensor, weights: Tensor) -> float:
-    """The root of the weighted mean of |x_k - mean|^2, for the clients' points (one a row) at the
-    end of their local steps.
+    """The root of the weighted mean of |x_k - mean|^2.
+
+    Arguments:
+        points: the clients' points at the end of their local steps, one a row.
+        weights: the clients' weights.
 
     >>> client_drift(torch.tensor([[0.0], [2.0]]), torch.tensor([0.5, 0.5]))
     1.0
@@ -217,49 +253,56 @@ def client_drift(points: Tensor, weights: Tensor) -> float:
     return float((share @ (points - share @ points).square().sum(1)).sqrt())
 
 
-def _gap(full: Full, point: Point) -> dict[str, Any]:
+def _gap(full: Full, point: Point) -> Measures:
     found = duality_gap(full, point)
     return {"gap": found.gap, "gap_reached": found.reached}
 
 
-def _moreau(full: Full, point: Point, modulus: float = 1.0) -> dict[str, Any]:
+def _moreau(full: Full, point: Point, modulus: float = 1.0) -> Measures:
     found = moreau_gradient(full, point, modulus)
     return {"moreau": found.gradient, "moreau_reached": found.reached}
 
 
-def _phi(full: Full, point: Point) -> dict[str, Any]:
+def _grad_y(full: Full, point: Point, smoothness: float = 1.0) -> Measures:
+    return {"grad_y": dual_gradient(full, point, smoothness)}
+
+
+def _phi(full: Full, point: Point) -> Measures:
     best = best_dual(full, point)
     slope = primal_gradient(full, Point(point.x, best.vector))
     return {"grad_phi": slope, "grad_phi_reached": best.reached}
 
 
-def _dissimilarity(full: Full, point: Point) -> dict[str, Any]:
+def _dissimilarity(full: Full, point: Point) -> Measures:
     x, y = gradient_dissimilarity(full, point)
     return {"dissimilarity_x": x, "dissimilarity_y": y}
 
 
-MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
+MEASURES: dict[str, Callable[..., Measures]] = {
     "grad_x": lambda full, point: {"grad_x": primal_gradient(full, point)},
-    "grad_y": lambda full, point: {"grad_y": dual_gradient(full, point)},
+    "grad_y": _grad_y,
     "grad_phi": _phi,
     "moreau": _moreau,
     "gap": _gap,
     "dissimilarity": _dissimilarity,
 }
-DRIFT = "drift"  # not asked for at a point, but watched during a round
+OPTIONS = {"grad_y": "smoothness", "moreau": "modulus"}  # what stands behind a measure's colon
+DRIFT = "drift"  # measured during a round, not at a point
 
 
 def check_names(names: Sequence[str]) -> None:
+    """Refuses unknown measures."""
     for name in names:
         _options(name)
 
 
-def measure(names: Sequence[str], problem: Problem, point: Point, ask: Ask) -> dict[str, Any]:
+def measure(names: Sequence[str], problem: Problem, point: Point, ask: Query) -> Measures:
     """The named measures at a point, with the tolerances and counts that are their defaults;
-    "moreau:5" is `moreau` with modulus 5. `drift` is not among them: see `Drift`."""
+    "moreau:5" is `moreau` with modulus 5, "grad_y:5" `grad_y` with smoothness 5. `drift` is not
+    among them: see `Drift`."""
     check_names(names)
     full = Full(problem, ask)
-    found: dict[str, Any] = {}
+    found: Measures = {}
     for name in names:
         if name != DRIFT:
             kind, options = _options(name)
@@ -268,23 +311,27 @@ def measure(names: Sequence[str], problem: Problem, point: Point, ask: Ask) -> d
 
 
 def _options(name: str) -> tuple[str, dict[str, float]]:
-    """The measure that a name asks for, and the options behind its colon."""
+    """The measure of a name, and the options after its colon."""
     kind, colon, text = name.partition(":")
     if kind not in (*MEASURES, DRIFT):
         raise ValueError(f"there is no measure {kind!r}; known: {', '.join((*MEASURES, DRIFT))}")
     if not colon:
         return kind, {}
-    if kind != "moreau":
-        raise ValueError(f"the measure {name!r} has an option, but only moreau takes one: {kind!r}")
-    try:
-        modulus = float(text)
-    except ValueError:
-        modulus = 0.0
-    if not (modulus > 0 and math.isfinite(modulus)):
+    if kind not in OPTIONS:
+        takers = " and ".join(OPTIONS)
         raise ValueError(
-            f'the measure {name!r} has the modulus {text!r}; give a number above 0: "moreau:5"'
+            f"the measure {name!r} has an option, but only {takers} take one: {kind!r}"
         )
-    return kind, {"modulus": modulus}
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(
+            f"the measure {name!r} has the {OPTIONS[kind]} {text!r}; give a number above 0: "
+            f'"{kind}:5"'
+        )
+    return kind, {OPTIONS[kind]: number}
 
 
 def _residual(project: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> float:
@@ -303,19 +350,20 @@ def _climb(
     tolerance: float,
     most: int,
 ) -> Solved:
-    """Projected ascent whose steps are as long as the slope along them allows."""
+    """Projected ascent with step sizes that adapt to the change of the gradient."""
     now, step, asked = project(start), 1.0, 1
     height, slope = value(now), gradient(now)
     while True:
         residual = _residual(project, now, slope)
         if residual <= tolerance or asked >= most:
-            return Solved(now, residual, asked, residual <= tolerance)
+            reached = residual <= tolerance
+            return Solved(vector=now, residual=residual, gradients=asked, reached=reached)
         ahead = project(now + step * slope)
-        there, reached, asked = gradient(ahead), value(ahead), asked + 1
-        # By gradients, because near the top a gain in value drowns in rounding; the value only
-        # keeps a step from leaping over a valley.
+        there, higher, asked = gradient(ahead), value(ahead), asked + 1
+        # Steps are judged by gradients, because near the maximum the gain in value is below
+        # rounding. The value only prevents a step across a valley.
         bends = step * float((there - slope).norm()) > float((ahead - now).norm())
-        if bends or reached < height - 1e-12 * max(1.0, abs(height)):
+        if bends or higher < height - 1e-12 * max(1.0, abs(height)):
             step /= 2
             continue
-        now, slope, height, step = ahead, there, reached, step * 1.5
+        now, slope, height, step = ahead, there, higher, step * 1.5

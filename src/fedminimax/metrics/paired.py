@@ -1,4 +1,4 @@
-"""Differences between two things that were measured under the same seeds."""
+"""Differences between two series of measurements with the same seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVEL = 0.95
 
 
 class Difference(NamedTuple):
-    """The mean of paired differences, and an interval; one pair alone has none."""
+    """The mean of paired differences, and its 95 % interval, if there are at least two pairs."""
 
     mean: float
     low: float | None
@@ -22,10 +22,10 @@ class Difference(NamedTuple):
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """The mean of ours less theirs, pair by pair, with Student's 95 % interval.
+    """The mean of `ours` minus `theirs`, pair by pair, with Student's 95 % interval.
 
-    What a seed does to both cancels in a difference, so the interval is narrower than those of the
-    two means.
+    The effect that a seed has on both cancels in a difference, so the interval is narrower than
+    those of the two means.
 
     >>> found = paired_difference([3.0, 2.0, 4.0], [1.0, 1.0, 1.0])
     >>> found.mean, round(found.low, 2), round(found.high, 2)

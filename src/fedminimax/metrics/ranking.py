@@ -1,8 +1,8 @@
 """Exact ranking measures of scores that are all in one place.
 
-Scores are any real numbers, larger means "more likely positive", and a tie counts half. Labels are
-0 or 1. A measure that needs both classes returns None when one is missing; the caller says so,
-because a number would be invented. For scores that must not leave the clients see `federated_auc`.
+Scores are any real numbers; larger means "more likely positive", and a tie counts as half. Labels
+are 0 or 1. A measure that needs both classes returns None if one is missing. For scores that must
+not leave the clients see `federated_auc`.
 """
 
 import math
@@ -21,7 +21,7 @@ Flags = NDArray[np.bool_]
 
 
 def scores_and_labels(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, Flags]:
-    """Scores as float64 and labels as booleans, both 1-D; anything else is refused."""
+    """Scores as float64 and labels as booleans, both 1-D. Others raise a ValueError."""
     values, classes = np.asarray(scores, dtype=np.float64), np.asarray(labels)
     if values.ndim != 1 or values.shape != classes.shape:
         raise ValueError(
@@ -42,7 +42,7 @@ def scores_and_labels(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, Fla
 
 
 def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
-    """Share of pairs of opposite class in the right order, ties half; None without both."""
+    """The share of pairs of opposite class in the right order; None if a class is missing."""
     values, positive = scores_and_labels(scores, labels)
     if positive.all() or not positive.any():
         return None
@@ -60,24 +60,27 @@ def auprc(scores: ArrayLike, labels: ArrayLike) -> float | None:
 def auc_interval(
     scores: ArrayLike, labels: ArrayLike, level: float = 0.95
 ) -> tuple[float, float] | None:
-    """Confidence interval of the AUC: DeLong's variance on the logit scale.
+    """A confidence interval of the AUC: DeLong's variance on the logit scale.
 
-    DeLong, DeLong & Clarke-Pearson (1988), with the ranks of Sun & Xu (2014) so that it costs one
-    sort:
+    DeLong, DeLong & Clarke-Pearson (1988), by the ranks of Sun & Xu (2014), which need one sort:
 
         var = var_i(V_i) / n+  +  var_j(W_j) / n-
 
     where V_i is the share of negatives below positive i and W_j the share of positives above
     negative j. The logit scale, logit(auc) -+ z sqrt(var) / (auc (1 - auc)), keeps the interval
-    inside (0, 1) and lets it be lopsided near 1, where good models live and where the plain
-    interval must be clipped and covers too little.
+    inside (0, 1) and allows it to be asymmetric near 1, where the plain interval must be clipped
+    and covers too little.
 
-    Perfect separation (auc 0 or 1) has an estimated variance of zero, and a bootstrap collapses
-    there too. Then n = min(n+, n-) disjoint pairs are independent trials that all came out alike,
-    so the exact binomial limit ((1 - level) / 2) ** (1 / n) is a valid, wide, bound on that side.
+    Under perfect separation (auc 0 or 1) the estimated variance is zero, also for a bootstrap. Then
+    n = min(n+, n-) disjoint pairs are independent trials with the same outcome, so the exact
+    binomial limit ((1 - level) / 2) ** (1 / n) is a valid, wide bound on that side.
 
-    None if a class has fewer than two rows, or if the variance is zero elsewhere (constant scores):
-    no spread, no interval.
+    Arguments:
+        scores, labels: of all rows.
+        level: of confidence.
+
+    Returns (low, high); None if a class has fewer than two rows, or if the variance is zero without
+    perfect separation (constant scores).
     """
     if not 0 < level < 1:
         raise ValueError(
@@ -89,7 +92,7 @@ def auc_interval(
         return None
     above, below = _placements(values[positive], values[~positive])
     centre, tail = float(above.mean()), (1 - level) / 2
-    # Perfect separation is read off the scores: a mean of placements may miss 1 by rounding.
+    # Perfect separation is checked on the scores: rounding may keep a mean of placements from 1.
     if values[positive].min() > values[~positive].max():
         return tail ** (1 / smaller), 1.0
     if values[positive].max() < values[~positive].min():
@@ -103,7 +106,7 @@ def auc_interval(
 
 
 class WorstSite(NamedTuple):
-    """The site with the lowest AUC among those large enough to say, and the names of the others."""
+    """The site with the lowest AUC of those with enough rows, and the names of the others."""
 
     site: str | None
     auc: float | None
@@ -113,11 +116,15 @@ class WorstSite(NamedTuple):
 def worst_site(
     aucs: Mapping[str, float | None], counts: Mapping[str, tuple[int, int]], least: int = 5
 ) -> WorstSite:
-    """Lowest AUC over the sites with at least `least` rows of each class.
+    """The site with the lowest AUC, of those with at least `least` rows of each class.
 
-    `counts` gives (negatives, positives) per site. The AUC of a handful of rows is noise, and the
-    minimum over sites would pick exactly that noise; so small sites are left out, and named. The
-    first of several equals is taken.
+    The AUC of a few rows is noise, and the minimum over sites would select it; so small sites are
+    left out, and named.
+
+    Arguments:
+        aucs: the AUC of each site.
+        counts: (negatives, positives) of each site.
+        least: the least rows of each class.
     """
     if least < 1:
         raise ValueError(
@@ -145,7 +152,7 @@ def worst_site(
 
 
 def _placements(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
-    """Share of negatives below each positive, and of positives above each negative, ties half."""
+    """The share of negatives below each positive, and of positives above each negative."""
     ranks = _midranks(np.concatenate([positives, negatives]))
     above = (ranks[: positives.size] - _midranks(positives)) / negatives.size
     below = 1 - (ranks[positives.size :] - _midranks(negatives)) / positives.size

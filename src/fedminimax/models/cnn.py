@@ -7,17 +7,21 @@ from typing import Literal
 
 from torch import nn
 
-from fedminimax.models._layers import Norm, check_norm, classifier, images, normalised
+from fedminimax.models.layers import Norm, check_norm, classifier, images, normalised
 
 
 @dataclass(frozen=True)
 class FashionCNN:
-    """The Fashion-MNIST network of LocalSCGDAM (papers/local-scgdam.txt, Table 3).
+    """The Fashion-MNIST network of the LocalSCGDAM paper (Table 3).
 
-    Two times convolution (32, then 64 channels), normalisation, ReLU and max-pooling by 2; then
-    fully connected layers of 600 and 120 features. The table gives no kernel, no padding and no
+    Twice convolution (32, then 64 channels), normalisation, ReLU and max-pooling by 2; then fully
+    connected layers of 600 and 120 features. The table gives no kernel size, no padding and no
     activation between the last layers. Ours: 3 x 3, padded by 1 in the first layer and not in the
-    second; activation "none" is the table read literally, "relu" puts one between them.
+    second.
+
+    Arguments:
+        norm: "batch", "group" or "none".
+        activation: between the fully connected layers: "none", as in the table, or "relu".
     """
 
     norm: Norm = "batch"
@@ -42,9 +46,9 @@ class FashionCNN:
 class LeNet5:
     """LeNet5 (LeCun et al. 1998): two convolutions of 5 x 5, then layers of 120 and 84 features.
 
-    Images of 28 x 28 pixels are padded to 32 x 32, as in the original. Ours: ReLU and max-pooling,
-    in place of the squashing functions and the trained averages of 1998; AdaFGDA, which uses it,
-    does not say.
+    Images of 28 x 28 pixels are padded to 32 x 32, as in the original. Ours: ReLU and max-pooling
+    instead of the sigmoids and trained averages of 1998. The AdaFGDA paper, which uses LeNet5, does
+    not say.
     """
 
     def build(self, shape: tuple[int, ...], outputs: int = 1) -> nn.Sequential:
@@ -61,11 +65,13 @@ class LeNet5:
 
 @dataclass(frozen=True)
 class CIFARCNN:
-    """The CIFAR-10 network of FESS-GDA (papers/fess-gda.txt, Table 3).
+    """The CIFAR-10 network of the FESS-GDA paper (Table 3).
 
     Three times convolution of 3 x 3 padded by 1 (16, 32, 64 channels), ReLU and max-pooling by 2;
-    then fully connected layers of 512 and 64 features with ReLU. norm: none in the paper; others
-    stand before each ReLU of the convolutions.
+    then fully connected layers of 512 and 64 features with ReLU.
+
+    Argument:
+        norm: "none", as in the paper, or "batch" or "group" before each ReLU of the convolutions.
     """
 
     norm: Norm = "none"
@@ -87,9 +93,13 @@ class CIFARCNN:
 class CNN7:
     """A network of seven layers, for the CIFAR-10 experiment of AdaFGDA.
 
-    The paper says "a 7-layer CNN" and no more (papers/adafgda.txt, section 6.2). Ours: six
-    convolutions of 3 x 3 padded by 1 (width, width, 2, 2, 4 and 4 times it) with ReLU, max-pooling
-    by 2 after every second, and a fully connected layer. norm stands before each ReLU.
+    The paper says only "a 7-layer CNN" (Section 6.2). Ours: six convolutions of 3 x 3 padded by 1
+    with ReLU, max-pooling by 2 after every second one, and a fully connected layer.
+
+    Arguments:
+        width: the channels of the first two convolutions; the next have twice and four times as
+            many.
+        norm: before each ReLU: "batch", "group" or "none".
     """
 
     width: int = 32

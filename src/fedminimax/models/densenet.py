@@ -8,14 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedminimax.models._layers import Norm, check_norm, images, normalised
+from fedminimax.models.layers import Norm, check_norm, images, normalised
 
 BLOCKS = (6, 12, 24, 16)
-NARROW = 4  # the 1 x 1 convolution makes so many times `growth` channels
+NARROW = 4  # the 1 x 1 convolution has this many times `growth` channels
 
 
 class Layer(nn.Module):
-    """A convolution of 1 x 1 and one of 3 x 3, whose output is put behind the input."""
+    """A convolution of 1 x 1 and one of 3 x 3, whose output is concatenated to the input."""
 
     def __init__(self, before: int, growth: int, norm: Norm):
         super().__init__()
@@ -33,12 +33,15 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class DenseNet121:
-    """DenseNet121 (Huang et al. 2017): 7,978,856 weights for 1000 classes, 6,954,881 for one.
+    """DenseNet121 (Huang et al. 2017): 7,978,856 weights for 1000 outputs, 6,954,881 for one.
 
-    growth: how many channels each layer adds, 32 in the paper; the first convolution makes twice as
-    many. stem: "large" begins with a convolution of 7 x 7 and pooling, which together divide the
-    size by 4, as the paper does for ImageNet; "small" with one of 3 x 3 that keeps it, as the paper
-    does for CIFAR. Without normalisation, the convolutions have biases in its place.
+    Arguments:
+        growth: how many channels each layer adds, 32 in the paper; the first convolution has twice
+            as many.
+        norm: "batch", "group" or "none", with which convolutions have biases.
+        stem: the first layers. "large" is a convolution of 7 x 7 and pooling, which divide the size
+            by 4, as in the paper for ImageNet; "small" is a convolution of 3 x 3 that keeps the
+            size, as in the paper for CIFAR.
     """
 
     growth: int = 32

@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Players(NamedTuple):
-    """The generator and the critic, and how long the noise is that images are made from."""
+    """A generator, a critic, and the length of the generator's input."""
 
     generator: nn.Module
     critic: nn.Module
@@ -19,9 +19,11 @@ class Players(NamedTuple):
 
 @dataclass(frozen=True)
 class SmallGAN:
-    """A generator and a critic of one hidden layer each, for images with pixels in [-1, 1].
+    """A generator and a critic with one hidden layer each, for images with pixels in [-1, 1].
 
-    noise: the length of the vector that an image is made from.
+    Arguments:
+        noise: the length of the generator's input.
+        width: of the hidden layers.
     """
 
     noise: int = 8
@@ -32,8 +34,12 @@ class SmallGAN:
             raise ValueError(f"noise is {self.noise} and width {self.width}; give at least 1")
 
     def build(self, shape: tuple[int, ...], outputs: int = 1) -> Players:
+        """The two networks for images of that shape."""
         pixels = math.prod(shape)
-        made = [nn.Linear(self.noise, self.width), nn.Tanh(), nn.Linear(self.width, pixels)]
-        told = [nn.Linear(pixels, self.width), nn.Tanh(), nn.Linear(self.width, outputs)]
-        generator = nn.Sequential(*made, nn.Tanh(), nn.Unflatten(1, shape))
-        return Players(generator, nn.Sequential(nn.Flatten(), *told), self.noise)
+        generator = [nn.Linear(self.noise, self.width), nn.Tanh(), nn.Linear(self.width, pixels)]
+        critic = [nn.Linear(pixels, self.width), nn.Tanh(), nn.Linear(self.width, outputs)]
+        return Players(
+            generator=nn.Sequential(*generator, nn.Tanh(), nn.Unflatten(1, shape)),
+            critic=nn.Sequential(nn.Flatten(), *critic),
+            noise_size=self.noise,
+        )

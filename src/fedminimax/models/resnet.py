@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedminimax.models._layers import Norm, check_norm, images, normalised
+from fedminimax.models.layers import Norm, check_norm, images, normalised
 
 
 class Block(nn.Module):
-    """Two convolutions around which the input passes; where the size halves, it is thinned out
-    and padded with channels of zeros, which needs no weights (option A of the paper)."""
+    """Two convolutions with a shortcut. Where the size halves, the shortcut takes every second
+    pixel and adds channels of zeros, which needs no weights (option A of the paper)."""
 
     def __init__(self, before: int, width: int, stride: int, norm: Norm):
         super().__init__()
@@ -38,8 +38,10 @@ class Block(nn.Module):
 class ResNet20:
     """ResNet20 for small images (He et al. 2016): 0.27 million weights for ten classes.
 
-    width: the channels of the first third, 16 in the paper; the others have two and four times as
-    many. Without normalisation, the convolutions have biases in its place.
+    Arguments:
+        width: the channels of the first third, 16 in the paper; the others have two and four times
+            as many.
+        norm: "batch", "group" or "none", with which convolutions have biases.
     """
 
     width: int = 16

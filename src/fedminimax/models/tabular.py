@@ -1,5 +1,4 @@
-"""Networks of fully connected layers: for rows of numbers, and for small images laid out in a
-row."""
+"""Fully connected networks: for rows of numbers, and for small images, which they flatten."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear score for each output: with a sigmoid, logistic regression."""
+    """A linear function for each output; with a sigmoid, logistic regression."""
 
     def build(self, shape: tuple[int, ...], outputs: int = 1) -> nn.Module:
         """The network for inputs of that shape."""
@@ -23,9 +22,15 @@ class Linear:
 
 @dataclass(frozen=True)
 class MLP:
-    """A multi-layer perceptron."""
+    """A multi-layer perceptron.
 
-    hidden: tuple[int, ...] = (16,)
+    Arguments:
+        hidden: the width of each hidden layer.
+        activation: "tanh", "relu" or "elu".
+        batch_norm: is there batch normalisation before each activation?
+    """
+
+    hidden: tuple[int, ...] = (64, 64)
     activation: Literal["tanh", "relu", "elu"] = "tanh"
     batch_norm: bool = False
 
@@ -50,8 +55,8 @@ class MLP:
 class MLP3(MLP):
     """A multi-layer perceptron of three layers, for the robust networks of AdaFGDA.
 
-    The paper says "a 3-layer MLP" and no more (papers/adafgda.txt, section 6.3). Ours: two hidden
-    layers of 200 and 100, with ReLU.
+    The paper says only "a 3-layer MLP" (Section 6.3). Ours: two hidden layers of 200 and 100, with
+    ReLU.
     """
 
     hidden: tuple[int, ...] = (200, 100)

@@ -1,22 +1,24 @@
-"""The objectives, by the name that an experiment gives them."""
+"""The problems: in Python by class (`fm.problems.Fair`), in files by the names in `PROBLEMS`."""
 
 from __future__ import annotations
 
-from fedminimax.problems.auc import AUC
-from fedminimax.problems.compositional_auc import CompositionalAUC
-from fedminimax.problems.cross_entropy import CrossEntropy
-from fedminimax.problems.fair import Fair
-from fedminimax.problems.group_dro import GroupDRO
-from fedminimax.problems.image_gan import ImageGAN
-from fedminimax.problems.levels import Levels
-from fedminimax.problems.maml import MAML
-from fedminimax.problems.pl_pl import PLPL
-from fedminimax.problems.portfolio import Portfolio
-from fedminimax.problems.quadratic import Quadratic
-from fedminimax.problems.ratio_loss import RatioLoss
-from fedminimax.problems.robust import Robust
-from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy
-from fedminimax.problems.wgan import WGAN
+from fedminimax.problems.auc import AUC as AUC
+from fedminimax.problems.compositional_auc import CompositionalAUC as CompositionalAUC
+from fedminimax.problems.cross_entropy import CrossEntropy as CrossEntropy
+from fedminimax.problems.fair import Fair as Fair
+from fedminimax.problems.functions import Composition as Composition
+from fedminimax.problems.functions import Minimax as Minimax
+from fedminimax.problems.image_gan import ImageGAN as ImageGAN
+from fedminimax.problems.levels import Levels as Levels
+from fedminimax.problems.maml import MAML as MAML
+from fedminimax.problems.pl_pl import PLPL as PLPL
+from fedminimax.problems.portfolio import Portfolio as Portfolio
+from fedminimax.problems.quadratic import Quadratic as Quadratic
+from fedminimax.problems.ratio_loss import RatioLoss as RatioLoss
+from fedminimax.problems.robust import Robust as Robust
+from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy as WeightedCrossEntropy
+from fedminimax.problems.wgan import WGAN as WGAN
+from fedminimax.problems.worst_site import WorstSite as WorstSite
 from fedminimax.types import Problem
 
 PROBLEMS: dict[str, type[Problem]] = {
@@ -34,5 +36,5 @@ PROBLEMS: dict[str, type[Problem]] = {
     "robust": Robust,
     "weighted_cross_entropy": WeightedCrossEntropy,
     "wgan": WGAN,
-    "worst_site": GroupDRO,
+    "worst_site": WorstSite,
 }

@@ -1,4 +1,4 @@
-"""AUC maximisation as a minimax problem: no two rows ever have to meet, so they can stay apart."""
+"""AUC maximisation as a minimax problem: a sum over rows, not over pairs of rows."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from torch import Tensor, nn
 from fedminimax.problems.binary import BinaryProblem
 from fedminimax.problems.network import Parameters
 from fedminimax.problems.questions import shares
-from fedminimax.types import AnswerCheck, Ask, Batch, Point, Weights
+from fedminimax.types import AnswerCheck, Batch, Point, Query, Vectors
 
 
 class AUC(BinaryProblem):
     """AUC maximisation, by the square (Ying et al. 2016) or the margin (Yuan et al. 2021) loss.
 
     x = (network weights, a, b), y = (alpha). With p the share of positives, s the score of a row
-    and [+], [-] its class, a row's loss is
+    and [+], [-] its class, the loss of a row is
 
         (1-p) (s-a)^2 [+]  +  p (s-b)^2 [-]  -  p (1-p) alpha^2
             +  2 (1 + alpha) ( p s [-] - (1-p) s [+] )                  square
             +  2 alpha ( p (1-p) m + p s [-] - (1-p) s [+] )            margin
 
     where the margin form keeps alpha >= 0. At the best a, b and alpha the square form is p (1-p)
-    times the mean over pairs of (1 - s_+ + s_-)^2, less p (1-p). p is that of the whole federation,
-    sum_k w_k p_k, asked from the clients before round 0 (never the batch's) unless given;
-    class-balanced batches use the share they are drawn with.
+    times the mean over pairs of (1 - s_+ + s_-)^2, less p (1-p).
+
+    Arguments:
+        module: the network, with one output per row.
+        positive_share: p. None: `prepare` asks the clients for sum_k w_k p_k before round 0, or
+            takes the share that class-balanced batches are drawn with.
+        form: the loss, "square" or "margin".
+        score: "sigmoid" puts the output through a sigmoid, "raw" does not.
+        margin: m, of the margin form.
+        least_per_bin: see `BinaryProblem`.
     """
 
-    client_weights: Weights = "size"
     checks: ClassVar[Mapping[str, AnswerCheck]] = {**BinaryProblem.checks, "positive_share": shares}
 
     def __init__(
@@ -56,18 +62,15 @@ class AUC(BinaryProblem):
                 f"positive_share is {positive_share}; give a share between 0 and 1, or None to "
                 "estimate it"
             )
-        self.positive_share, self.form, self.score, self.margin = (
-            positive_share,
-            form,
-            score,
-            margin,
-        )
+        self.positive_share, self.margin = positive_share, margin
+        self.form, self.score = form, score
 
     def start(self) -> Point:
         weights = self.network.start()
         return Point(torch.cat([weights, weights.new_zeros(2)]), weights.new_zeros(1))
 
-    def prepare(self, ask: Ask) -> AUC:
+    def prepare(self, ask: Query) -> AUC:
+        """The problem with its share of positives."""
         share = self.positive_share
         if share is None:
             share = ask.sampled_positive_share
@@ -82,15 +85,14 @@ class AUC(BinaryProblem):
         known.positive_share = share
         return known
 
-    def answer(
-        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         if question == "positive_share":
             self.check_labels(batch)
             return (batch.mean((batch.labels > 0).to(batch.weight.dtype)),)
         return super().answer(question, vectors, batch)
 
     def scores(self, x: Tensor | Parameters, batch: Batch) -> Tensor:
+        """The score of each row of a training batch."""
         raw = self.raw_scores(x, batch)
         return torch.sigmoid(raw) if self.score == "sigmoid" else raw
 
@@ -113,7 +115,8 @@ class AUC(BinaryProblem):
             coupling = 2 * alpha * (p * (1 - p) * self.margin + difference)
         return batch.mean(squares + coupling) - p * (1 - p) * alpha**2
 
-    def variables(self, point: Point, ask: Ask) -> dict[str, float]:
+    def variables(self, point: Point, ask: Query) -> dict[str, float]:
+        """a, b and alpha."""
         a, b = point.x[-2:].tolist()
         return {"a": a, "b": b, "alpha": float(point.y[0])}
 
@@ -121,7 +124,7 @@ class AUC(BinaryProblem):
         return torch.clamp(y, min=0) if self.form == "margin" else y
 
     def dual_statistics(self, x: Tensor, batch: Batch) -> Tensor:
-        """Sums of scores and of rows per class, over the number of rows."""
+        """Four means over rows: the scores and the number of positives, then of negatives."""
         s = self.scores(x, batch)
         positive = (batch.labels > 0).to(s.dtype)
         return torch.stack(
@@ -129,13 +132,14 @@ class AUC(BinaryProblem):
         )
 
     def dual_from(self, mean: Tensor) -> Tensor:
+        """CODA's alpha: the mean score of negatives less that of positives (plus the margin)."""
         tiny = torch.finfo(mean.dtype).tiny
         gap = mean[2] / mean[3].clamp(min=tiny) - mean[0] / mean[1].clamp(min=tiny)
         return (gap if self.form == "square" else self.margin + gap).reshape(1)
 
     def best_dual_from(self, mean: Tensor) -> Tensor:
-        """The alpha that maximises the objective for the p that it has. `dual_from`, which is
-        CODA's rule, is that alpha where p is the share of the rows themselves."""
+        """The alpha that maximises the objective with its p. It equals `dual_from` if p is the
+        share of positives in the rows themselves."""
         p = self.positive_share
         assert p is not None
         gap = (p * mean[2] - (1 - p) * mean[0]) / (p * (1 - p))

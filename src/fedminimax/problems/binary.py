@@ -1,9 +1,9 @@
-"""What all binary classifiers share: a network with one output per row, and measures of ranking."""
+"""Base class of binary classification problems: one score per row, judged by how it ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,14 +13,19 @@ from torch import Tensor, nn
 from fedminimax.metrics.federated_auc import answer as histogram_answer
 from fedminimax.metrics.federated_auc import federated_auc
 from fedminimax.metrics.ranking import auc, auc_interval, auprc, worst_site
-from fedminimax.problems._network_problem import NetworkProblem
 from fedminimax.problems.network import Parameters
+from fedminimax.problems.network_problem import NetworkProblem
 from fedminimax.problems.questions import counts
-from fedminimax.types import AnswerCheck, Ask, Batch, Point
+from fedminimax.types import AnswerCheck, Batch, Measures, Point, Query, Vectors
 
 
 class BinaryProblem(NetworkProblem):
-    """A problem whose network scores rows; a label above 0 is positive."""
+    """A problem whose network gives one score per row; a label above 0 is positive.
+
+    Arguments:
+        module: the network, with one output per row.
+        least_per_bin: the smallest count above 0 that a client reports in its score histogram.
+    """
 
     monitor = "auc"
     larger_is_better = True
@@ -31,7 +36,6 @@ class BinaryProblem(NetworkProblem):
     }
 
     def __init__(self, module: nn.Module, least_per_bin: int = 0):
-        """`least_per_bin`: the fewest rows that a client counts in a bin of its score histogram."""
         if least_per_bin < 0:
             raise ValueError(f"least_per_bin is {least_per_bin}; give 0 or more rows")
         super().__init__(module)
@@ -48,11 +52,11 @@ class BinaryProblem(NetworkProblem):
         return 1
 
     def raw_scores(self, x: Tensor | Parameters, batch: Batch) -> Tensor:
-        """One number per row, before any sigmoid, with the batch's own normalisation."""
+        """One number per row, before any sigmoid, with batch normalisation by this batch."""
         return _one_per_row(self.network(x, batch.features, batch))
 
     def check_labels(self, batch: Batch) -> None:
-        """Labels of more than two classes would be taken for one."""
+        """Refuses labels other than 0 and 1, or -1 and 1."""
         found = torch.unique(batch.labels).tolist()
         if not (set(found) <= {0, 1} or set(found) <= {-1, 1}):
             raise ValueError(
@@ -61,12 +65,10 @@ class BinaryProblem(NetworkProblem):
             )
 
     def ranking_scores(self, x: Tensor, moments: Tensor | None, features: Tensor) -> Tensor:
-        """The scores that new rows get: evaluation mode, with estimated batch-norm moments."""
+        """The scores of rows in evaluation mode, with the given batch-norm moments."""
         return _one_per_row(self.network.outputs(self.network_weights(x), features, moments))
 
-    def answer(
-        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         if question not in ("scores", "ranking", "supported", "histogram"):
             return super().answer(question, vectors, batch)
         x, *rest = vectors
@@ -94,8 +96,11 @@ class BinaryProblem(NetworkProblem):
             found[rows] = (features, self.ranking_scores(x, moments, features))
         return found[rows][1]
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
-        """AUC pooled, federated (with its bound) and per site, AUPRC, an interval, and the loss."""
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
+        """The loss, the federated AUC with its error bound, the AUC of each site, and the worst.
+
+        Where rows can be seen, also the exact AUC with its confidence interval, and AUPRC.
+        """
         at = (point.x,) if moments is None else (point.x, moments)
 
         def summed(question: str, *arrays: np.ndarray) -> np.ndarray:
@@ -129,7 +134,8 @@ def _wrong_ranking(reply: Tensor, rows: int) -> str | None:
 
 
 def _wrong_marks(reply: Tensor) -> str | None:
-    """A mark per edge, the one client that it is, and whether it withholds either class."""
+    """Checks a reply to "supported": a mark per edge, a 1 for the client itself, and two marks for
+    the classes that it withholds."""
     if bool(((reply != 0) & (reply != 1)).any()) or reply[-3] != 1:
         return f"its marks are from {float(reply.min()):g} to {float(reply.max()):g}"
     return None
@@ -144,8 +150,8 @@ def _one_per_row(outputs: Tensor) -> Tensor:
     return outputs.reshape(-1)
 
 
-def _pooled(replies: list[tuple[Tensor, ...]], weights: Tensor) -> dict[str, Any]:
-    """Exact measures over all rows; `auc_weighted` weights clients as the run does."""
+def _pooled(replies: list[Vectors], weights: Tensor) -> Measures:
+    """Exact measures over all rows; in `auc_weighted` clients have the weights of the run."""
     scores = torch.cat([r[0] for r in replies]).cpu().double().numpy()
     labels = (torch.cat([r[1] for r in replies]) > 0).cpu().numpy()
     if (exact := auc(scores, labels)) is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -11,31 +11,34 @@ from torch import Tensor, nn
 
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.gradients import slope
-from fedminimax.types import Ask, Batch, Point
+from fedminimax.types import Batch, Measures, Point, Query
 
 Hessian = Literal["exact", "none"]
 Evaluated = Literal["x", "stepped"]
 
 
 class CompositionalAUC(AUC):
-    """AUC maximisation after an inner step on cross-entropy (Yuan et al. 2022;
-    papers/local-scgdam.txt, eq. 2 and 3).
+    """AUC maximisation after an inner step on cross-entropy (Yuan et al., Compositional Training
+    for End-to-End Deep AUC Maximization, ICLR 2022; LocalSCGDAM paper, eq. 2 and 3).
 
     x = (w, a, b) with w the network's weights, y = (alpha), two levels:
 
         F_1(x) = ( w - inner_lr * grad L(w), a, b ),     L the mean cross-entropy of the logits
         F_2(z, y) = the AUC loss of `AUC`, of the network with the weights in z
 
-    The step is averaged over all clients before the AUC loss is taken of it. The Jacobian of F_1
-    times a vector v is ( v_w - inner_lr * H v_w, v_a, v_b ), with H the Hessian of L on the same
-    rows: `hessian` "exact" is that, by a second backward pass; "none" leaves H out, so that the
-    product is v itself. Both losses normalise with the statistics of the batch they are taken on. A
-    batch of one class is a batch like any other.
+    The step is averaged over all clients before the AUC loss is computed. The Jacobian of F_1 times
+    a vector v is ( v_w - inner_lr * H v_w, v_a, v_b ), with H the Hessian of L on the same rows.
+    Batch normalisation uses the statistics of the batch that a loss is computed on. A batch with
+    rows of one class only is allowed.
 
-    `evaluated` says which weights are measured and given back as a module: "x", or "stepped", those
-    after the inner step F_1(x) on all training rows, asked from the clients at every evaluation.
-    The loss is that of the composition: on the rows of the split in both levels for "x"; for
-    "stepped" the inner step stays that of the training rows.
+    Arguments, beside those of `AUC`:
+        inner_lr: the papers' rho; 0 makes the problem that of `AUC`.
+        hessian: "exact" computes H v by a second backward pass; "none" leaves H out, so that the
+            product is v itself.
+        evaluated: which weights are measured and returned as a module: "x", or "stepped", those
+            after the inner step F_1(x) on all training rows, asked from the clients at every
+            evaluation. The loss is that of the composition: for "x" both levels use the rows of the
+            split, for "stepped" the inner step uses the training rows.
     """
 
     depth = 2
@@ -52,7 +55,6 @@ class CompositionalAUC(AUC):
         hessian: Hessian = "exact",
         evaluated: Evaluated = "x",
     ):
-        """`inner_lr` is the papers' rho; with 0 the two levels are AUC's one."""
         super().__init__(module, positive_share, form, score, margin, least_per_bin)
         if not (math.isfinite(inner_lr) and inner_lr >= 0):
             raise ValueError(
@@ -67,10 +69,11 @@ class CompositionalAUC(AUC):
 
     @property
     def sweep_gradients(self) -> int:
-        """Of cross-entropy, of AUC, and the Hessian product, which costs two."""
+        """One for cross-entropy, one for AUC, and two for the product with the Hessian."""
         return 4 if self.hessian == "exact" else 2
 
     def cross_entropy(self, weights: Tensor, batch: Batch) -> Tensor:
+        """The mean cross-entropy of the logits on a batch."""
         logits = self.raw_scores(weights, batch)
         target = (batch.labels > 0).to(logits.dtype)
         return batch.mean(F.binary_cross_entropy_with_logits(logits, target, reduction="none"))
@@ -78,16 +81,16 @@ class CompositionalAUC(AUC):
     def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
         if level != 1:
             return super().inner(level, value, batch)
-        # Of the whole vector, whose last entries cross-entropy does not know, so that they stay as
-        # they are: taking it apart and together again would be two more passes over it.
+        # The derivative in the whole vector: it is 0 in a and b, on which cross-entropy does not
+        # depend. Splitting the vector and joining it again would be two more passes over it.
         at = value if self.hessian == "exact" else value.detach()
-        # The factor of the number, not of its gradient: that would be passes over all weights.
+        # The loss is scaled, not its gradient, which would be a pass over all weights.
         return value + slope(lambda v: -self.inner_lr * self.cross_entropy(v, batch), at)
 
     # The weights after the inner step depend on training rows, as batch-norm moments do, and so
     # travel with them.
 
-    def moments(self, point: Point, ask: Ask) -> Tensor | None:
+    def moments(self, point: Point, ask: Query) -> Tensor | None:
         if self.evaluated == "x":
             return super().moments(point, ask)
         value = ask.mean("inner", point.x, torch.tensor(1))[0].to(point.x.dtype)
@@ -105,7 +108,7 @@ class CompositionalAUC(AUC):
         step = Point(value.to(point.x.dtype), point.y)
         return step, norms if self.network.has_norms else None
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
         if self.evaluated == "x":
             return super().evaluate(point, ask, moments)
         step, norms = self.stepped(point, moments)

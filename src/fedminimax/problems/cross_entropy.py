@@ -1,4 +1,4 @@
-"""Cross-entropy of a network with one logit: what averaging methods train."""
+"""Binary cross-entropy of a network with one logit: the usual baseline."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from fedminimax.types import Batch, Point
 
 
 class CrossEntropy(BinaryProblem):
-    """Binary cross-entropy on the network's output as a logit; a minimisation, the usual
-    baseline."""
+    """Binary cross-entropy with the network's output as the logit: a minimisation without y."""
 
     def start(self) -> Point:
         weights = self.network.start()

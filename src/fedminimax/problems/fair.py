@@ -1,23 +1,25 @@
-"""Fair classification: a network for the class that fares worst."""
+"""Fair classification: minimise the loss of the class with the largest loss."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedminimax.problems._groups import WorstGroup
-from fedminimax.types import Ask, Batch
+from fedminimax.problems.groups import WorstGroup
+from fedminimax.types import Batch, Query
 
 
 class Fair(WorstGroup):
     """Fair classification: min over network weights, max over class weights on the simplex.
 
     min over x, max over y of sum_c y_c F_c(x), where F_c is the mean cross-entropy of the
-    federation's rows of class c (papers/fess-gda.txt, Section 4.2; Nouiehed et al. 2019). Labels
-    are 0 .. classes - 1; a network with one logit has two classes (an experiment takes their number
-    from the data: classes = "all" for tables). A batch's stochastic F_c is the batch's sum over
-    rows of class c divided by (rows in the batch) * (share of class c in the federation), so that
-    its mean is F_c; a class absent from the batch gets gradient 0. Measures: accuracy, and that of
-    the worst class.
+    federation's rows of class c (Nouiehed et al., Solving a Class of Non-Convex Min-Max Games,
+    NeurIPS 2019; FESS-GDA paper, Section 4.2). `WorstGroup` says how a batch estimates F_c.
+    Measures: accuracy, and that of the worst class.
+
+    Arguments:
+        module: the network, with one logit per class, or a single one for two classes.
+        classes: how many there are; labels are 0 .. classes - 1. An experiment takes the number
+            from its data.
     """
 
     word, words = "class", "classes"
@@ -31,7 +33,7 @@ class Fair(WorstGroup):
             return (batch.labels > 0).long()  # labels of -1 and 1 as well as of 0 and 1
         return batch.labels.long()
 
-    def prepare(self, ask: Ask) -> WorstGroup:
+    def prepare(self, ask: Query) -> WorstGroup:
         known = super().prepare(ask)
         if ask.sampled_positive_share is not None:
             if self.groups != 2:

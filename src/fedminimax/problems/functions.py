@@ -1,14 +1,16 @@
-"""Problems written as plain functions of vectors and a batch: a newcomer's objective."""
+"""Problems given as plain functions of vectors and a batch: the quickest way to an objective."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedminimax.types import Batch, Point, Problem
+
+Projection = Callable[[Tensor], Tensor]
 
 
 def _identity(v: Tensor) -> Tensor:
@@ -16,8 +18,13 @@ def _identity(v: Tensor) -> Tensor:
 
 
 class Minimax(Problem):
-    """min over x, max over y of the mean over clients of f(x, y, batch); without `y0` a
-    minimisation.
+    """min over x, max over y of the mean over clients of f(x, y, batch).
+
+    Arguments:
+        function: f, which returns a number; `batch.mean` averages over rows.
+        x0: where x starts, a vector.
+        y0: where y starts; without it the problem is a minimisation.
+        project_x, project_y: the projections onto the sets of x and y, such as `fm.simplex`.
 
     >>> from fedminimax.blocks.projections import simplex
     >>> problem = Minimax(lambda x, y, batch: y @ batch.mean((batch.rows[0] - x) ** 2),
@@ -29,10 +36,10 @@ class Minimax(Problem):
     def __init__(
         self,
         function: Callable[[Tensor, Tensor, Batch], Tensor],
-        x0: Any,
-        y0: Any = (),
-        project_x: Callable[[Tensor], Tensor] = _identity,
-        project_y: Callable[[Tensor], Tensor] = _identity,
+        x0: Tensor | ArrayLike,
+        y0: Tensor | ArrayLike = (),
+        project_x: Projection = _identity,
+        project_y: Projection = _identity,
     ):
         self.function = function
         self._start = Point(_vector("x0", x0), _vector("y0", y0))
@@ -47,8 +54,14 @@ class Minimax(Problem):
 
 
 class Composition(Problem):
-    """min over x of F_K( ... F_1(x)), each F_k a mean over clients; with `y0`, the last level also
-    takes y and is maximised.
+    """min over x of F_K( ... F_1(x)), each F_k a mean over clients.
+
+    Arguments:
+        levels: F_1 to F_K, functions of (vector, batch); all but the last return a vector.
+        x0: where x starts, a vector.
+        y0: where y starts. With it the last level is a function of (vector, y, batch), and is
+            maximised over y.
+        project_x, project_y: the projections onto the sets of x and y, such as `fm.simplex`.
 
     >>> scale = lambda x, batch: batch.mean(batch.rows[0]) * x
     >>> square = lambda v, batch: (v ** 2).sum()
@@ -59,10 +72,10 @@ class Composition(Problem):
     def __init__(
         self,
         levels: Sequence[Callable[..., Tensor]],
-        x0: Any,
-        y0: Any = None,
-        project_x: Callable[[Tensor], Tensor] = _identity,
-        project_y: Callable[[Tensor], Tensor] = _identity,
+        x0: Tensor | ArrayLike,
+        y0: Tensor | ArrayLike | None = None,
+        project_x: Projection = _identity,
+        project_y: Projection = _identity,
     ):
         if callable(levels):
             raise ValueError(
@@ -89,7 +102,7 @@ class Composition(Problem):
 
 
 def _check_sets(problem: Problem) -> None:
-    """A set of vectors of another length would be found out in the middle of a step."""
+    """Refuses a projection that does not fit x0 or y0, before a step would fail in it."""
     for name, vector in problem.start()._asdict().items():
         if not vector.numel():
             continue
@@ -97,7 +110,7 @@ def _check_sets(problem: Problem) -> None:
         try:
             if getattr(problem, f"project_{name}")(vector).shape == vector.shape:
                 continue
-        except RuntimeError as error:  # tensors of two lengths met
+        except RuntimeError as error:  # the lengths of two tensors differ
             reason = error
         raise ValueError(
             f"project_{name} returns no vector of the length of {name}0 ({vector.numel()}): give a "
@@ -105,7 +118,7 @@ def _check_sets(problem: Problem) -> None:
         ) from reason
 
 
-def _vector(name: str, values: Any) -> Tensor:
+def _vector(name: str, values: Tensor | ArrayLike) -> Tensor:
     vector = torch.as_tensor(values).detach().clone()
     if vector.numel() == 0:
         vector = vector.reshape(0)

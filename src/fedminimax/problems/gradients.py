@@ -1,6 +1,6 @@
-"""The oracles: every derivative that a method may ask a problem for, on one client's batch.
+"""The derivatives that a method may ask a problem for, on one client's batch.
 
-Methods call these and nothing else, so that how a derivative is computed can change without
+Methods call these functions only, so that the way a derivative is computed can change without
 touching a method.
 """
 
@@ -19,10 +19,15 @@ from fedminimax.types import Batch, Draw, Point, Problem
 
 
 def gradients(problem: Problem, point: Point, batch: Draw, dual_at: Tensor | None = None) -> Point:
-    """The gradients in x and in y of a problem of depth 1, both at the given point.
+    """The gradients in x and in y of a problem of depth 1.
 
-    They are the caller's own, to be written over (`spent`). `dual_at` is another x at which the
-    gradient in y is taken, on the same rows (the snapshot methods).
+    Arguments:
+        problem: the problem.
+        point: where the gradients are taken.
+        batch: the batches of a step, one per level; the last one is used.
+        dual_at: another x at which the gradient in y is taken, on the same rows.
+
+    Returns the two gradients as a Point.
     """
     x, y = point.x, point.y
     if y.numel() == 0:
@@ -37,8 +42,10 @@ def gradients(problem: Problem, point: Point, batch: Draw, dual_at: Tensor | Non
 
 
 def grad(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of a number in each of its arguments; for a client alone by plain autograd,
-    which takes less time than torch.func."""
+    """The gradients of a function that returns a number, in each of its arguments.
+
+    Outside vmap plain autograd is used, which takes less time than torch.func.
+    """
     if transformed():
         return torch.func.grad(function, argnums=tuple(range(len(at))))(*at)
     with torch.enable_grad():
@@ -47,12 +54,13 @@ def grad(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, ...]:
 
 
 def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """The gradient of a number, for levels that contain one: it can be differentiated again."""
+    """The gradient of a function that returns a number, for objectives and levels that contain a
+    gradient: the result can be differentiated again."""
     if transformed():
         return torch.func.grad(function)(at)
     with torch.enable_grad():
         again = at.requires_grad
-        # A view: of what the derivative outside is taken in, `Network.parts` are leaves themselves.
+        # A view, because `Network.parts` of the outer derivative's argument are leaves themselves.
         here = at.view_as(at) if again else at.detach().requires_grad_()
         with DifferentiatedTwice() if again else nullcontext():
             found = function(here)
@@ -60,14 +68,15 @@ def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 def outer_gradients(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Point:
-    """The gradients of the last level at an estimate of what the levels before it return."""
+    """The gradients of the last level, in its input (at `value`, an estimate of what the levels
+    before it return) and in y."""
     return gradients(problem, Point(value, y), (batch,))
 
 
 def inner_pullback(
     problem: Problem, level: int, value: Tensor, vector: Tensor, batch: Batch
 ) -> tuple[Tensor, Tensor]:
-    """F_level(value) and its Jacobian there, transposed, times `vector`: one forward and one
+    """F_level(value), and the transposed Jacobian there times `vector`: one forward and one
     backward pass."""
     found, pull = value_and_pull(problem, level, value, batch)
     return found, pull(vector)
@@ -76,38 +85,38 @@ def inner_pullback(
 def value_and_pull(
     problem: Problem, level: int, value: Tensor, batch: Batch
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """`inner_pullback` for a vector that will be known only once the value is: the one forward
-    pass serves both."""
+    """`inner_pullback` for a vector that depends on the value: F_level(value), and the function
+    that multiplies a vector by the transposed Jacobian. Both use the same forward pass."""
     if transformed():
         found, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)[:2]
         return found, lambda vector: pull(vector)[0]
     with torch.enable_grad():
         here = value.detach().requires_grad_()
-        reached = problem.inner(level, here, batch)
+        result = problem.inner(level, here, batch)
 
     def pulled(vector: Tensor) -> Tensor:
-        return torch.autograd.grad(reached, here, vector, materialize_grads=True)[0]
+        return torch.autograd.grad(result, here, vector, materialize_grads=True)[0]
 
-    return reached.detach(), pulled
+    return result.detach(), pulled
 
 
 def inner_jacobian(
     problem: Problem, level: int, value: Tensor, batch: Batch
 ) -> tuple[Tensor, Tensor]:
-    """F_level(value) and its whole Jacobian there: a backward pass, and a row to store, for each
+    """F_level(value) and its whole Jacobian there: one backward pass and one stored row for each
     number that the level returns."""
 
     def twice(v: Tensor) -> tuple[Tensor, Tensor]:
-        reached = problem.inner(level, v, batch)
-        return reached, reached
+        result = problem.inner(level, v, batch)
+        return result, result
 
-    jacobian, reached = torch.func.jacrev(twice, has_aux=True)(value)
-    return reached, jacobian
+    jacobian, result = torch.func.jacrev(twice, has_aux=True)(value)
+    return result, jacobian
 
 
 def composed_gradients(problem: Problem, point: Point, batch: Draw) -> Point:
-    """The gradients of all levels composed at this one client: exact only if the client is
-    alone."""
+    """The gradients of the composition of this client's own levels. They are those of the problem
+    only if there is no other client."""
 
     def objective(x: Tensor, y: Tensor) -> Tensor:
         for level in range(1, problem.depth):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fedminimax.blocks.precision import double
 from fedminimax.blocks.projections import ball
-from fedminimax.problems._network_problem import NetworkProblem
 from fedminimax.problems.network import Network
+from fedminimax.problems.network_problem import NetworkProblem
 from fedminimax.random import generator as random_numbers
-from fedminimax.types import Ask, Batch, Point
+from fedminimax.types import Batch, Measures, Point, Query, Vectors
 
 
 class ImageGAN(NetworkProblem):
@@ -27,11 +27,20 @@ class ImageGAN(NetworkProblem):
         mean of D(image) - D(G(noise))  -  penalty |y|^2                        "wasserstein"
         mean of log s(D(image)) + log(1 - s(D(G(noise))))  -  penalty |y|^2     "logistic"
 
-    s the sigmoid, and |y| <= radius: without a bound a Wasserstein critic of several layers grows
-    for ever. (The popular non-saturating loss gives the players two functions, so it is no minimax
-    problem.) The noise is a column of the rows (`with_noise`), so that a batch is all that a step
-    depends on; in an experiment its length is the model's. Measures: squared distances of the mean
-    and of the standard deviation of pixels between real and generated images.
+    s the sigmoid, and |y| <= radius: without a bound a Wasserstein critic of several layers keeps
+    growing. (The non-saturating loss gives the players two different functions, so it is no minimax
+    problem.) The noise is a column of the rows (`with_noise`), so that a step depends on its batch
+    only. Measures: squared distances of the mean and of the standard deviation of pixels between
+    real and generated images.
+
+    Arguments:
+        generator: the network from noise to images.
+        critic: the network from images to one number.
+        form: "wasserstein" or "logistic".
+        penalty: the factor of |y|^2.
+        radius: the largest |y|.
+        noise_size: the length of the noise that `rows_from` adds; an experiment takes it from its
+            model. Not needed if the rows already have noise.
     """
 
     monitor = "mean_distance"
@@ -45,8 +54,6 @@ class ImageGAN(NetworkProblem):
         radius: float = 10.0,
         noise_size: int | None = None,
     ):
-        """`noise_size`: the length of the noise that `rows_from` adds; rows that have it need
-        none."""
         super().__init__(generator)
         self.critic, self.noise_size = Network(critic), noise_size
         if form not in ("wasserstein", "logistic"):
@@ -77,6 +84,7 @@ class ImageGAN(NetworkProblem):
         return with_noise([rows[0] for rows in clients], self.noise_size, draw)
 
     def made(self, x: Tensor, batch: Batch) -> Tensor:
+        """The images that the generator makes from the noise of a batch."""
         images, noise = batch.rows
         made = self.network(x, noise)
         if made[0].numel() != images[0].numel():
@@ -90,21 +98,19 @@ class ImageGAN(NetworkProblem):
         made = self.critic(y, self.made(value, batch)).reshape(-1)
         real = self.critic(y, batch.rows[0]).reshape(-1)
         if self.form == "wasserstein":
-            told = real - made
+            values = real - made
         else:
-            told = F.logsigmoid(real) + F.logsigmoid(-made)
-        return batch.mean(told) - self.penalty * (y @ y)
+            values = F.logsigmoid(real) + F.logsigmoid(-made)
+        return batch.mean(values) - self.penalty * (y @ y)
 
-    def answer(
-        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         if question != "pixels":
             return super().answer(question, vectors, batch)
         sets = (batch.rows[0].flatten(1), self.made(vectors[0], batch).flatten(1))
-        # In double precision: a variance is a small difference of the two.
+        # In double precision, because the variance is a small difference of these means.
         return tuple(batch.mean(double(v)) for images in sets for v in (images, images**2))
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
         real, real2, made, made2 = ask.mean("pixels", point.x)
         spread = [(s - m * m).clamp(min=0).sqrt() for m, s in ((real, real2), (made, made2))]
         return super().evaluate(point, ask) | {
@@ -114,7 +120,13 @@ class ImageGAN(NetworkProblem):
 
 
 def with_noise(clients: Sequence[Any], size: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Rows (image, noise) from each client's images; a row keeps its noise throughout a run."""
+    """Rows (image, noise) from each client's images. A row keeps its noise throughout a run.
+
+    Arguments:
+        clients: the images of each client.
+        size: the length of the noise.
+        seed: other seeds give other noise.
+    """
     rows = []
     for number, images in enumerate(clients):
         images = torch.as_tensor(images)

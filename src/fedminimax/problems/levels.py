@@ -1,15 +1,14 @@
-"""A composition of K levels whose minimum is known, however the clients differ."""
+"""A composition of K levels whose minimum is known for any difference between clients."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedminimax.metrics.optimality import Full
-from fedminimax.types import Ask, Batch, Point, Problem
+from fedminimax.types import Batch, Measures, Point, Problem, Query
 
 
 class Levels(Problem):
@@ -30,19 +29,24 @@ class Levels(Problem):
     point, and the minimum there is 0: the loss is the excess over it. At the solution the mean
     Jacobians are the identity, and so is the Hessian, at every depth.
 
-    J_n^(k) differs between clients by A_n^(k) and F_n^(k) by b_n^(k): two dials. Unless they are
-    drawn as `independent`, one number of each client drives the matrices and the offsets of all
-    levels, the largest bias that the dials allow. The last
-    coordinate s of the inner values is 0 in the mean; `pull` makes the gradient of the last level
-    different from 0 at the solution, (0, ..., 0, pull), so that the Jacobians of successive levels
-    meet a gradient there.
+    A_n^(k) makes the Jacobians of clients differ, and b_n^(k) their values. Unless the data draw
+    them as `independent`, a single number per client determines the matrices and offsets of all its
+    levels, which gives the largest bias. The last coordinate s of the inner values is 0 in the
+    mean. The gradient of the last level at the solution is (0, ..., 0, pull).
 
-    A method that evaluates a level at a client's own value, and averages afterwards, keeps a bias:
-    the covariances over clients of the Jacobian of a level with the value of the level before it,
-    and with the gradient that is pulled back through it. Without a spread of the Jacobians both are
-    0, and what is left is the curvature of the mean levels times the spread of the values, which
-    shrinks with the recursion rate and is 0 with `bend` 0. Without a spread of the values both are
-    0 at the solution, unless `pull` is not.
+    A method that evaluates a level at a client's own value, and averages afterwards, has a bias
+    that does not vanish: the covariances over clients of the Jacobian of a level with the value of
+    the level before it, and with the gradient that is multiplied by it. If the Jacobians do not
+    differ, both are 0, and what remains is the curvature of the mean levels times the spread of the
+    values, which shrinks with the recursion rate and is 0 with `bend` 0. If the values do not
+    differ, both are 0 at the solution, unless `pull` is not 0.
+
+    Arguments:
+        dimension: the length of x.
+        depth: K.
+        bend: how far the mean levels are from linear, from 0 to 0.7.
+        pull: the last coordinate of the gradient of the last level at the solution.
+        x0: where every coordinate of x starts.
     """
 
     monitor = "slope"
@@ -55,8 +59,6 @@ class Levels(Problem):
         pull: float = 0.0,
         x0: float = 0.0,
     ):
-        """`bend` is how far the mean levels are from linear; x0 is where every coordinate
-        starts."""
         for name, given in (("dimension", dimension), ("depth", depth)):
             if type(given) is not int or given < 1:
                 raise ValueError(f"{name} is {given!r}; give a whole number of at least 1")
@@ -75,6 +77,7 @@ class Levels(Problem):
         return Point(torch.full((self.dimension,), self.x0), torch.zeros(0))
 
     def solution(self, like: Tensor) -> Tensor:
+        """(1, ..., 1), in the type and on the device of `like`."""
         return torch.ones_like(like[: self.dimension])
 
     def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
@@ -106,7 +109,7 @@ class Levels(Problem):
         # The last level has an offset and no matrix.
         return batch.mean(matrices[:, level - 1 : level]).sum(0), batch.mean(offsets[:, level - 1])
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
         """The federation's loss, the length of its gradient, and the distance to the solution."""
         full = Full(self, ask)
         slope = torch.linalg.vector_norm(full.gradients(point).x)

@@ -5,47 +5,49 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedminimax.problems._network_problem import NetworkProblem
+from fedminimax.problems.network_problem import NetworkProblem
 from fedminimax.problems.questions import shares
-from fedminimax.types import AnswerCheck, Ask, Batch, Point
+from fedminimax.types import AnswerCheck, Batch, Measures, Point, Query, Vectors
 
-MOST_TASKS = 1_000_000  # that a site may tell of: all others then tell a share of each
+MOST_TASKS = 1_000_000  # that a site may report, because all others then send a share of each
 
 
 class MAML(NetworkProblem):
-    """Multi-step meta-learning: the weights from which K - 1 gradient steps on a task's support
-    rows fit its query rows (Finn et al. 2017).
+    """Multi-step meta-learning: weights from which K - 1 gradient steps on a task's support rows
+    fit its query rows (Finn et al., Model-Agnostic Meta-Learning, ICML 2017).
 
     There are T tasks, and each may have rows at many clients. The inner values hold the weights of
     all tasks, u = (u_1, ..., u_T), each of the network's length, and every level is a mean over
-    clients, as papers/fed-dr-scgd.txt (eq. 1) has it:
+    clients, as in eq. 1 of the Fed-DR-SCGD paper:
 
-        F^(1)(x)_t = x   - inner_lr * grad S_t(x)                        every task leaves from x
+        F^(1)(x)_t = x   - inner_lr * grad S_t(x)                        every task starts at x
         F^(k)(u)_t = u_t - inner_lr * grad S_t(u_t)                      k = 2 .. K - 1
         F^(K)(u)   = mean over tasks of Q_t(u_t)
 
     with S_t and Q_t the mean squared error over the federation's support and query rows of task t.
-    So the objective is MAML's, the mean over tasks of Q_t after K - 1 steps on S_t; it is a true
-    composition because a task's step is made of the rows of several clients, and no client could
-    take it alone. (Were every task at one client only, and its adaptation that client's own affair,
-    the objective would be a plain mean of the clients' own compositions: depth 1, not this
-    problem.) Depth 1 is no adaptation: plain regression on the query rows.
+    So the objective is MAML's: the mean over tasks of Q_t after K - 1 steps on S_t. It is a
+    composition, and not a mean of the clients' own objectives, because the step of a task uses rows
+    of several clients. Depth 1 has no adaptation: plain regression on the query rows.
 
     A row is (input, target, task, query), query being 1 for query rows. Client n contributes its
-    rows of task t, divided by the share of such rows in the federation, and nothing where it has
-    none; so clients with few tasks differ much, in values and in Jacobians. Inner vectors have T
-    times the network's length, and so has what methods send for them. Derivatives are exact: the
-    Jacobian of a step needs second derivatives of the network.
+    rows of task t, divided by the share of such rows in the federation, and 0 if it has none; so
+    clients with few tasks differ much, in values and in Jacobians. Inner vectors, and what methods
+    send for them, have T times the network's length. Derivatives are exact: the Jacobian of a step
+    needs second derivatives of the network.
 
     Measures, on the rows of the split: `loss`, the query loss after adaptation; `loss_before` at x
-    itself; `worst` and `worst_before`, those of the client whose own query rows fare worst, after
-    the same adaptation.
+    itself; `worst` and `worst_before`, the largest loss of a client on its own query rows.
+
+    Arguments:
+        module: the network, with one output per row.
+        depth: K; there are depth - 1 inner steps.
+        inner_lr: the length of an inner step.
     """
 
     checks: ClassVar[Mapping[str, AnswerCheck]] = {
@@ -54,7 +56,6 @@ class MAML(NetworkProblem):
     }
 
     def __init__(self, module: nn.Module, depth: int = 3, inner_lr: float = 0.01):
-        """`depth` is K: there are depth - 1 inner steps."""
         super().__init__(module)
         if depth < 1:
             raise ValueError(f"depth is {depth}; give at least 1: one more than the inner steps")
@@ -71,7 +72,7 @@ class MAML(NetworkProblem):
     def start(self) -> Point:
         return Point(self.network.start(), torch.zeros(0))
 
-    def prepare(self, ask: Ask) -> MAML:
+    def prepare(self, ask: Query) -> MAML:
         """Asks how many tasks there are, and for the share of each task's rows."""
         prepared = copy.copy(self)
         prepared._shares = self._asked_shares(ask)
@@ -86,7 +87,7 @@ class MAML(NetworkProblem):
         return self._losses(value, self._known_shares(value)[1], batch, query=1).mean()
 
     def _step(self, value: Tensor, shares: Tensor, batch: Batch) -> Tensor:
-        """One step of every task's weights on this client's part of its support loss."""
+        """One step of the weights of every task, with this client's part of the support loss."""
         blocks = self._blocks(value, shares.shape[1])
         slope = grad(lambda b: self._losses(b, shares[0], batch, query=0).sum())(blocks)
         return (blocks - self.inner_lr * slope).reshape(-1)
@@ -100,7 +101,7 @@ class MAML(NetworkProblem):
         return batch.mean(((made - target).square() * here).T) / share
 
     def _blocks(self, value: Tensor, tasks: int) -> Tensor:
-        """The weights of every task, one a row; x serves them all."""
+        """The weights of every task as a row of a matrix; x is repeated for each task."""
         return value.reshape(-1, self.network.length).expand(tasks, -1)
 
     def _known_shares(self, like: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class MAML(NetworkProblem):
             raise ValueError("MAML has not asked its clients about their tasks: call prepare first")
         return self._shares.to(like)
 
-    def _asked_shares(self, ask: Ask) -> Tensor:
+    def _asked_shares(self, ask: Query) -> Tensor:
         tasks = max(int(reply[0]) for reply in ask.each("tasks"))
         (shares,) = ask.mean("shares", torch.tensor(tasks))
         for kind, share in zip(("support", "query"), shares, strict=True):
@@ -119,9 +120,7 @@ class MAML(NetworkProblem):
                 )
         return shares
 
-    def answer(
-        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         """- tasks (): the largest task number plus one.
         - shares (T): the shares of support and query rows of each task.
         - adapt (u, shares): a step of every task.
@@ -147,7 +146,7 @@ class MAML(NetworkProblem):
             return (torch.where(share > 0, total / share, -1.0).reshape(1),)
         return super().answer(question, vectors, batch)
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
         # The rows of a split have shares of their own.
         shares, value = self._asked_shares(ask).to(point.x.dtype), point.x
         found, tasks = {}, torch.tensor(shares.shape[1])

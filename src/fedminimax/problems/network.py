@@ -1,8 +1,7 @@
 """A torch module as a function of one weight vector.
 
-Batch-norm statistics are a property of (weights, data), not a variable: training normalises with
-the batch's own statistics, and `Network.module` fixes statistics that were estimated for the
-weights it is given.
+Batch-norm statistics are a property of weights and data, not a variable: training uses the
+statistics of the batch, and `Network.module` sets statistics that were estimated for its weights.
 """
 
 from __future__ import annotations
@@ -26,16 +25,21 @@ Places = dict[str, list[tuple[dict[str, Any], str]]]  # dictionaries, and the ke
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 _CHUNK = 256  # rows, at most, that are normalised together where moments are estimated
-_SCORED = 512  # rows that are scored together: of 32 to 2,048 what takes the least time (bench),
-_SCORED_NUMBERS = 1 << 21  # but of large images fewer, as many as have these many numbers
+_SCORED = 512  # rows that are scored together: the fastest of 32 to 2,048 (bench);
+_SCORED_NUMBERS = 1 << 21  # of large images fewer, with at most this many numbers in all
 
 
 def weights_of(module: nn.Module) -> Tensor:
+    """All parameters of a module as one vector."""
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 class Network:
-    """The function (vector, rows) -> outputs of a module.
+    """A module as a function (vector, rows) -> outputs.
+
+    Argument:
+        module: any torch module; it is copied. Refused are frozen parameters, random layers such as
+            dropout, and layers with running statistics other than BatchNorm.
 
     >>> network = Network(nn.Linear(3, 1))
     >>> network.length, network(torch.zeros(4), torch.ones(2, 3)).shape
@@ -74,7 +78,7 @@ class Network:
 
     @property
     def text(self) -> str:
-        """The module's architecture, and in which precision it computes if it has its own."""
+        """The module's architecture, and its precision if that is not the one of its vectors."""
         return repr(self._plain) + (f" in {self.precision}" if self.precision else "")
 
     def at(self, precision: torch.dtype | None) -> Network:
@@ -84,8 +88,8 @@ class Network:
         return network
 
     def parts(self, vector: Tensor) -> tuple[Parameters, Tensor]:
-        """The weights that a vector begins with, and what follows them. In one operation: each
-        further one would be a further pass over the vector when a derivative is taken."""
+        """The weights that a vector begins with, by name, and what follows them."""
+        # One operation, because the derivative of each one is a pass over the vector.
         *parts, rest = split(vector, (*self._sizes, vector.shape[0] - self.length))
         found = {n: p.view(s) for n, p, s in zip(self._names, parts, self.shapes, strict=True)}
         return found, rest
@@ -93,7 +97,13 @@ class Network:
     def __call__(
         self, weights: Tensor | Parameters, rows: Tensor, batch: Batch | None = None
     ) -> Tensor:
-        """The outputs with batch statistics; `batch` tells which rows are padding."""
+        """The outputs, with batch normalisation by these rows.
+
+        Arguments:
+            weights: the vector, or its `parts`.
+            rows: the inputs.
+            batch: what the rows are of; it says which rows are padding.
+        """
         if isinstance(weights, Tensor):
             weights = self.parts(weights)[0]
         first = weights[self._names[0]]
@@ -108,10 +118,10 @@ class Network:
         return outputs.to(first.dtype)
 
     def moments(self, vector: Tensor, rows: Tensor) -> Tensor:
-        """E[x] and E[x^2] of what enters each batch-norm layer on these rows, layer after layer.
+        """E[x] and E[x^2] of the inputs of each batch-norm layer on these rows, layer after layer.
 
-        Layers after the first see activations normalised by this client's own statistics (in
-        chunks): an approximation of what they would see under the merged ones.
+        The inputs of layers after the first are normalised by the statistics of this client's rows,
+        in chunks: an approximation of those under the statistics of all clients.
         """
         module = pool_first(_swap_norms(copy.deepcopy(self._plain), MeasuringNorm))
         module, weights = module.to(vector.device), self.parts(vector)[0]
@@ -121,8 +131,8 @@ class Network:
         return torch.cat([norm.moments.reshape(-1) for norm in norms])
 
     def module(self, vector: Tensor, moments: Tensor | None = None) -> nn.Module:
-        """The user's own module with these weights, in evaluation mode, with the given batch-norm
-        moments."""
+        """A copy of the user's module with these weights, in evaluation mode, with the given
+        batch-norm moments."""
         module = copy.deepcopy(self._plain).to(vector).eval()
         with torch.no_grad():
             for name, value in self.parts(vector)[0].items():
@@ -147,17 +157,17 @@ class Network:
         return self.at(self.precision)
 
     def _buffers(self, device: torch.device) -> dict[str, Tensor]:
-        """What the module has beside its weights, where it is not on the host."""
+        """The module's buffers, copied to a device other than the CPU."""
         if device.type == "cpu":
             return {}
         held = self._functional.named_buffers()
         return {name: value.to(device) for name, value in held if value.numel()}
 
     def _called(self, tensors: Parameters, rows: Tensor) -> Tensor:
-        """The module's outputs with these tensors in the place of its own."""
+        """The module's outputs with these tensors in place of its own."""
         if torch.compiler.is_compiling():
             return functional_call(self._functional, tensors, (rows,))
-        # As functional_call does it, which looks for the places in each call.
+        # The same as functional_call, which searches for the places in each call.
         module, places = self._own_module()
         own = [(held, key, held[key]) for name in tensors for held, key in places[name]]
         try:
@@ -170,11 +180,11 @@ class Network:
                 held[key] = value
 
     def _own_module(self) -> tuple[nn.Module, Places]:
-        """A module that no other thread uses. Between calls it has no weights, so that what a
-        module puts off until the backward pass (torch.utils.checkpoint) fails rather than being
-        wrong."""
+        """This thread's own copy of the module. It has no weights between calls, so that a forward
+        pass that is repeated in the backward pass (torch.utils.checkpoint) fails instead of using
+        wrong weights."""
         if not hasattr(self._local, "own"):
-            with _disable_current_modes():  # this may be the first call of all, and traced
+            with _disable_current_modes():  # the first call may be traced by a compiler
                 module = copy.deepcopy(self._functional)
                 places = _places(module)
                 for name in self._names:
@@ -185,7 +195,7 @@ class Network:
 
 
 def in_precision(problem: Problem, precision: torch.dtype | None, dtype: torch.dtype) -> Problem:
-    """The problem, with networks that compute in another precision than its vectors'."""
+    """The problem with networks that compute in `precision`; `dtype` is that of its vectors."""
     if precision is None or precision == dtype:
         return problem
     if precision != torch.bfloat16:
@@ -214,7 +224,7 @@ def _swap_norms(
     kind: type[RowNorm] = RowNorm,
     swapped: dict[nn.Module, RowNorm] | None = None,
 ) -> nn.Module:
-    """The module with its batch-norm layers replaced, also where one is used twice."""
+    """The module with its batch-norm layers replaced; one that is used twice stays one."""
     swapped = {} if swapped is None else swapped
     if isinstance(module, _NORMS):
         return swapped.setdefault(module, kind(module))
@@ -225,9 +235,8 @@ def _swap_norms(
 
 
 def _places(module: nn.Module) -> Places:
-    """Where the parts of a module hold each of its tensors, by name: two places, if it is used
-    twice."""
-    # What is a parameter and a buffer as well goes by the parameter's name.
+    """Where the parts of a module hold each tensor, by its name: several places if it is shared."""
+    # A tensor that is both a parameter and a buffer has the parameter's name.
     names = {id(v): n for n, v in (*module.named_buffers(), *module.named_parameters())}
     found: Places = {name: [] for name in names.values()}
     for part in module.modules():
@@ -239,8 +248,8 @@ def _places(module: nn.Module) -> Places:
 
 
 def pool_first(module: nn.Module) -> nn.Module:
-    """The module with max-pooling before ReLU where it stands right after it: the same numbers and
-    the same derivatives, for a quarter of the work."""
+    """The module with each ReLU that is followed by max-pooling moved behind it: the same numbers
+    and derivatives, for a quarter of the work."""
     for part in module.modules():
         if isinstance(part, nn.Sequential):
             for i in range(len(part) - 1):
@@ -250,11 +259,11 @@ def pool_first(module: nn.Module) -> nn.Module:
 
 
 def channels_last(rows: Tensor) -> Tensor:
-    """Images in the order in which torch pools and normalises several times faster on a CPU. vmap
-    knows no such orders."""
+    """Images in the memory format in which torch pools and normalises several times faster on a
+    CPU; under vmap, which has no memory formats, unchanged."""
     if rows.dim() != 4 or torch.compiler.is_compiling() or _wrapped(rows):
         return rows
-    # Even if there is one channel: `contiguous` would take either order for both.
+    # Also for one channel, where `contiguous` would return the rows unchanged.
     return rows.clone(memory_format=torch.channels_last)
 
 
@@ -264,7 +273,7 @@ def _wrapped(rows: Tensor) -> bool:
 
 
 def _unusable(part: nn.Module) -> str | None:
-    """Why a part of a module cannot be trained here."""
+    """Why a part of a module cannot be trained here, or None."""
     dropout = getattr(part, "p", 0.0) if isinstance(part, nn.modules.dropout._DropoutNd) else 0.0
     if isinstance(part, nn.RNNBase | nn.MultiheadAttention):
         dropout = part.dropout

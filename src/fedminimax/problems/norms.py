@@ -1,4 +1,4 @@
-"""Batch normalisation by the batch at hand: with padding rows, and with moments that are kept."""
+"""Batch normalisation without running statistics: with padding rows, and with summed moments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from fedminimax.blocks.vectors import transformed
 
 
 class RowNorm(nn.Module):
-    """Batch normalisation by the batch at hand, in which padding rows have no part."""
+    """Batch normalisation by the statistics of the batch, without its padding rows."""
 
     row_weight: Tensor
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
         super().__init__()
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
-        # Replaced in each call by the row weights of a padded batch; empty means that all rows
-        # count the same.
+        # `Network` replaces it in each call on a padded batch; empty means equal weights.
         self.register_buffer("row_weight", torch.zeros(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,11 +26,11 @@ class RowNorm(nn.Module):
         if row_weight.shape[0] == 0:
             if x.numel() > x.shape[1]:
                 return normalised(x, self.weight, self.bias, self.eps)
-            # One value per channel: torch refuses it, and a padded batch has variance 0 here too.
+            # torch refuses one value per channel; here its variance is 0, as in a padded batch.
             row_weight = x.new_ones(1)
         if x.dtype == row_weight.dtype:
             return self._by_rows(x, row_weight)
-        # Of a pass in another precision the statistics are taken in that of the weights.
+        # Under mixed precision, statistics are computed in the precision of the weights.
         with torch.autocast(x.device.type, enabled=False):
             return self._by_rows(x.to(row_weight.dtype), row_weight).to(x.dtype)
 
@@ -46,7 +45,7 @@ class RowNorm(nn.Module):
 
 
 class MeasuringNorm(RowNorm):
-    """Batch normalisation that sums x and x^2 over rows, per channel."""
+    """Batch normalisation that also sums x and x^2 over all rows it sees, per channel."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm):
         super().__init__(norm)
@@ -54,14 +53,14 @@ class MeasuringNorm(RowNorm):
 
     @property
     def moments(self) -> Tensor:
-        """E[x] and E[x^2]; those of a layer that the network never uses change nothing."""
+        """E[x] and E[x^2]; 0 and 1 for a layer that the network never uses."""
         return self.sums / self.rows if self.rows else self.sums + torch.tensor([[0.0], [1.0]])
 
     def forward(self, x: Tensor) -> Tensor:
         channel = (1, -1, *([1] * (x.dim() - 2)))
         mean = double(x.reshape(*x.shape[:2], -1).mean(2)).mean(0)
-        # About the mean, because the variance would be a small difference of E[x^2] and E[x]^2;
-        # in double precision only from the sums over the positions of a row on.
+        # Around the mean, because E[x^2] - E[x]^2 would lose digits. The sums over the positions of
+        # a row are in the precision of x, all others in double precision.
         center = mean.to(x)
         about = (x - center.reshape(channel)).reshape(*x.shape[:2], -1)
         variance = double(about.square_().mean(2)).mean(0) - (mean - center.to(mean)) ** 2
@@ -72,15 +71,15 @@ class MeasuringNorm(RowNorm):
 
 
 def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """E[x] and E[x^2] per channel, over rows by weight and over positions evenly."""
+    """E[x] and E[x^2] per channel: rows have the given weights, positions equal ones."""
     flat = x.flatten(2).mean(2) if x.dim() > 2 else x
     squares = (x * x).flatten(2).mean(2) if x.dim() > 2 else x * x
     return torch.tensordot(weight, flat, dims=1), torch.tensordot(weight, squares, dims=1)
 
 
 def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Each channel with mean 0 and variance 1 over the batch, times its weight, plus its bias."""
+    """Batch normalisation: each channel with mean 0 and variance 1, times weight, plus bias."""
     if weight is not None and weight.dtype != x.dtype and transformed():
-        # Of a pass in another precision: vmap knows no normalisation of mixed ones.
+        # Mixed precision, which normalisation under vmap does not support.
         return normalised(x.to(weight.dtype), weight, bias, eps).to(x.dtype)
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)

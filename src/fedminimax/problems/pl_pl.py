@@ -1,23 +1,25 @@
-"""A test function that is neither convex nor concave, and still has one saddle."""
+"""A nonconvex-nonconcave test function with a single saddle."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedminimax.types import Ask, Batch, Point, Problem
+from fedminimax.types import Batch, Measures, Point, Problem, Query
 
 
 class PLPL(Problem):
-    """A nonconvex-nonconcave function that satisfies the PL condition in both players.
+    """A nonconvex-nonconcave function that satisfies the Polyak-Lojasiewicz condition in x and y.
 
         f_k(x, y) = x^2 + 3 sin^2 x sin^2 y - 4 y^2 - 10 sin^2 y + s_k x - t_k y
 
     summed over coordinates (Yang, Kiyavash and He, NeurIPS 2020, without s and t). A client's rows
-    are pairs (s, t) of vectors, the tilt that makes it differ from the others; when the tilts of
-    all clients average to 0, the federation's only saddle is (0, 0).
+    are pairs (s, t) of vectors, which make it differ from the others. If they average to 0 over
+    clients, the federation's only saddle is (0, 0).
+
+    Arguments:
+        dimension: the length of x, and of y.
+        x0, y0: where every coordinate starts.
     """
 
     monitor = "distance"
@@ -36,7 +38,7 @@ class PLPL(Problem):
         common = value**2 + 3 * sin2_x * sin2_y - 4 * y**2 - 10 * sin2_y
         return common.sum() + s @ value - t @ y
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
         """The loss, and the distance to (0, 0)."""
         away = torch.linalg.vector_norm(torch.cat(tuple(point)))
         return super().evaluate(point, ask) | {"distance": float(away)}

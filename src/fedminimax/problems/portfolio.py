@@ -1,52 +1,55 @@
-"""The risk-averse portfolio: a composition of three levels, and its closed-form solutions."""
+"""The risk-averse portfolio, a composition of three levels, and its closed-form solutions."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from fedminimax.blocks.precision import double
 from fedminimax.problems.questions import shares
-from fedminimax.types import AnswerCheck, Ask, Batch, Point, Problem
+from fedminimax.types import AnswerCheck, Batch, Measures, Point, Problem, Query, Vectors
 
 Budget = Literal["none", "sum", "long_only"]
 
 
 class Portfolio(Problem):
-    """Mean-deviation portfolio (papers/fed-dr-scgd.txt, eq. 13 and 14): most return, least risk.
+    """Mean-deviation portfolio (Fed-DR-SCGD paper, eq. 13 and 14): most return, least risk.
 
-    min over x of  risk * sqrt(variance of r'w) - mean of r'w, with one return vector r a row, and
-    both moments over all rows of all clients. In three levels:
+    min over x of  risk * sqrt(variance of r'w) - mean of r'w. A row is a return vector r, and both
+    moments are over all rows of all clients. In three levels:
 
         F_1(x)      = ( mean r'w, w )                            w = x, or softmax(x)
         F_2(u1, u2) = ( u1, mean (r'u2 - u1)^2 )
         F_3(z1, z2) = -z1 + risk * sqrt( max(z2, floor) )
 
-    An estimate of z2 can be 0 or below, hence the floor; there the risk has no slope. So where the
-    deviation is below sqrt(floor), 1e-4 by default, the risk's part of the loss is flat, and gap,
-    which is against the minimum without a floor, does not come below risk * sqrt(floor) at w = 0:
-    for returns as fractions give a smaller floor.
+    An estimate of z2 can be 0 or less, hence the floor. If the deviation is below sqrt(floor), 1e-4
+    by default, the risk's part of the loss is constant, and `gap`, which compares with the minimum
+    without a floor, is at least risk * sqrt(floor) at w = 0. So returns that are fractions need a
+    smaller floor.
 
-    budget: "none" is the paper's form. It is homogeneous: with c > 0, Phi(c x) = c Phi(x), so its
-    infimum is 0, at x = 0, or there is none. "sum" keeps the sum of weights at 1 by projection,
-    which averaging respects. "long_only" takes w = softmax(x): a sum of 1, no weight below 0.
+    Missing returns: rows (r,) have none. With rows (r, present), a cell whose present is 0 is
+    filled with the asset's mean over all present cells of the federation, which `prepare` asks for
+    before round 0: sum_k w_k mean(present r) / sum_k w_k mean(present), w_k the clients' weights.
+    So the mean return is that of the present cells, and the variance of an asset is that of its
+    present cells times their share.
 
-    Missing returns: rows (r,) are taken as they are. With rows (r, present) a cell whose present is
-    0 is filled with the asset's mean over all present cells of the federation, asked before round
-    0: sum_k w_k mean(present r) / sum_k w_k mean(present), w_k the clients' weights. So the first
-    level stays a mean over rows and clients, its mean return is that of the present cells, and an
-    absent cell adds no deviation; an asset's variance is thereby that of its present cells times
-    the share of them.
+    Measures: loss (Phi), weight_sum, and, at the weights divided by their sum, return, deviation
+    and ratio (return by deviation). Where rows can be seen, also excess (the deviation less the
+    smallest with the same return) and gap (Phi less its minimum), or `minimum`, a sentence that
+    says why there is none, or why it is not known.
 
-    Measures: loss (Phi), weight_sum, and at the weights divided by their sum return, deviation and
-    ratio (the first by the second). Where rows can be seen, also excess (the deviation less the
-    least that gives the same return) and gap (Phi less its minimum), or `minimum`: the sentence
-    that says why there is none, or why it is not known.
+    Arguments:
+        dimension: the number of assets.
+        risk: the factor of the deviation.
+        budget: "none" is the paper's form. With c > 0, Phi(c x) = c Phi(x): its infimum is 0, at
+            x = 0, or there is none. "sum" keeps the sum of weights at 1 by projection. "long_only"
+            takes w = softmax(x): a sum of 1, no weight below 0.
+        floor: as above.
     """
 
     depth = 3
@@ -87,6 +90,7 @@ class Portfolio(Problem):
         return Point(torch.full((self.dimension,), each), torch.zeros(0))
 
     def weights(self, x: Tensor) -> Tensor:
+        """w, the weight of each asset."""
         return torch.softmax(x, 0) if self.budget == "long_only" else x
 
     def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
@@ -106,13 +110,14 @@ class Portfolio(Problem):
         return x - (x.sum() - 1) / self.dimension if self.budget == "sum" else x
 
     def jacobian_structure(self, level: int) -> tuple[Tensor, Tensor] | None:
-        """The level's Jacobian with 0 for what rows or points change, and the positions of that in
-        the flattened matrix; None where nothing is constant."""
+        """The constant part of the level's Jacobian, with 0 in all other entries, and the positions
+        of these in the flattened matrix; None if nothing is constant."""
         if level == 1 and self.budget == "long_only":
             return None
         return self._structure[level - 1]
 
-    def prepare(self, ask: Ask) -> Portfolio:
+    def prepare(self, ask: Query) -> Portfolio:
+        """The problem with each asset's mean return, if returns are missing."""
         total, share = ask.mean("present")
         known = copy.copy(self)
         if share.numel():
@@ -125,9 +130,7 @@ class Portfolio(Problem):
             known.fill = total / share
         return known
 
-    def answer(
-        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         if question == "present":
             return self._present(batch)
         if question == "return_moments":
@@ -135,13 +138,13 @@ class Portfolio(Problem):
             return weight @ returns, (weight[:, None] * returns).T @ returns
         return super().answer(question, vectors, batch)
 
-    def return_moments(self, ask: Ask) -> Moments:
-        """The federation's mean vector and covariance matrix of returns. The clients send their
-        means of r and of r r', which is more than real sites need to tell for a measure."""
+    def return_moments(self, ask: Query) -> Moments:
+        """The federation's mean vector and covariance matrix of returns, for simulations: clients
+        send their means of r and of r r', which real sites need not disclose."""
         mean, second = ask.mean("return_moments")
         return Moments(mean, second - torch.outer(mean, mean))
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
         measures = super().evaluate(point, ask)
         total = float(self.weights(point.x).sum())
         measures["weight_sum"] = total
@@ -157,23 +160,23 @@ class Portfolio(Problem):
             measures |= self._compared(measures, self.return_moments(ask))
         return measures
 
-    def _compared(self, measures: dict[str, Any], moments: Moments) -> dict[str, Any]:
-        """With the best on the same rows, where there is a formula for it."""
+    def _compared(self, measures: Measures, moments: Moments) -> Measures:
+        """The differences to the best portfolios on the same rows, if there is a formula."""
         if not regular(moments):
             return {"minimum": f"the minimum is not known: {IRREGULAR}"}
-        compared: dict[str, Any] = {}
+        compared: Measures = {}
         if "return" in measures:
             target = torch.tensor([measures["return"]], dtype=torch.float64)
             least = float(frontier(*moments, target).deviation)
             compared["excess"] = measures["deviation"] - least
         best = minimum(*moments, self.risk, self.budget)
         if best.value is None:
-            return {**compared, "minimum": best.told}
+            return {**compared, "minimum": best.reason}
         return {**compared, "gap": measures["loss"] - best.value}
 
     def _present(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The mean of the present returns, absent ones counting 0, and the share of them; nothing
-        where nothing is missing."""
+        """The mean of the returns, missing ones counted as 0, and the share of present ones; empty
+        vectors if rows have no column for missing returns."""
         width = batch.features.shape[1:]
         if tuple(width) != (self.dimension,):
             raise ValueError(
@@ -213,23 +216,29 @@ IRREGULAR = (
 
 
 class Moments(NamedTuple):
+    """Of returns."""
+
     mean: Tensor
     covariance: Tensor
 
 
 class Frontier(NamedTuple):
-    deviation: Tensor  # the least, for each target
-    weights: Tensor  # that have it, a row for each target
+    """Efficient portfolios."""
+
+    deviation: Tensor  # the smallest, for each target
+    weights: Tensor  # those of that portfolio, a row for each target
 
 
 class Minimum(NamedTuple):
-    value: float | None  # None where there is none, or no formula
+    """The least value of the objective."""
+
+    value: float | None  # None if there is no minimum, or no formula
     weights: Tensor | None
-    told: str  # a sentence
+    reason: str  # a sentence: what the minimum is, or why there is none
 
 
 class _Constants(NamedTuple):
-    """Merton's, with S the covariance, m the mean and 1 the vector of ones."""
+    """Merton's constants, with S the covariance, m the mean and 1 the vector of ones."""
 
     a: float  # 1' S^-1 1
     b: float  # 1' S^-1 m
@@ -239,9 +248,14 @@ class _Constants(NamedTuple):
     means: Tensor  # S^-1 m
 
 
+def no_minimum(reason: str) -> Minimum:
+    """No minimum, or none that a formula gives, for that reason."""
+    return Minimum(value=None, weights=None, reason=reason)
+
+
 def regular(moments: Moments) -> bool:
-    """Is there one best portfolio for every return? Not if some weights have no risk at all, as
-    when there are fewer rows than assets, nor if all assets have the same mean."""
+    """Is there one efficient portfolio for every return? No if some weights have no risk, as with
+    fewer rows than assets, or if all assets have the same mean."""
     spectrum = torch.linalg.eigvalsh(moments.covariance)
     if not float(spectrum[0]) > 1e-12 * float(spectrum[-1]):
         return False
@@ -250,8 +264,14 @@ def regular(moments: Moments) -> bool:
 
 
 def frontier(mean: Tensor, covariance: Tensor, targets: Tensor) -> Frontier:
-    """The efficient frontier in closed form (Merton 1972): for every target the weights with sum 1
-    and that mean return whose deviation is least. See `regular` for when there is none.
+    """The efficient frontier in closed form (Merton 1972).
+
+    Arguments:
+        mean, covariance: the moments of returns, which must be `regular`.
+        targets: mean returns.
+
+    Returns, for each target, the smallest deviation of weights with sum 1 and that mean return, and
+    these weights.
 
     >>> found = frontier(torch.tensor([1.0, 3.0]), torch.eye(2), torch.tensor([2.0]))
     >>> found.weights.tolist(), round(float(found.deviation), 4)
@@ -259,57 +279,54 @@ def frontier(mean: Tensor, covariance: Tensor, targets: Tensor) -> Frontier:
     """
     k, t = _constants(mean, covariance), targets[:, None]
     weights = ((k.c - k.b * t) * k.ones + (k.a * t - k.b) * k.means) / k.d
-    # Not from the weights: this form cannot be negative.
+    # A form that cannot be negative.
     variance = 1 / k.a + (targets - k.b / k.a) ** 2 * k.a / k.d
     return Frontier(variance.sqrt(), weights)
 
 
 def least_variance(mean: Tensor, covariance: Tensor) -> Tensor:
-    """The weights with sum 1 whose deviation is least of all."""
+    """The weights with sum 1 and the smallest deviation."""
     k = _constants(mean, covariance)
     return k.ones / k.a
 
 
 def tangency(mean: Tensor, covariance: Tensor) -> Tensor | None:
-    """The weights with sum 1 whose ratio of mean to deviation is largest; None where it grows
-    without end along the frontier, because the weights of least variance lose."""
+    """The weights with sum 1 and the largest ratio of mean to deviation. None if there is no
+    largest one, because the portfolio of least variance has a negative mean return."""
     k = _constants(mean, covariance)
     return k.means / k.b if k.b > 0 else None
 
 
 def minimum(mean: Tensor, covariance: Tensor, risk: float, budget: Budget = "sum") -> Minimum:
-    """The least of risk * sqrt(w'Sw) - m'w, S the covariance and m the mean.
+    """The minimum of risk * sqrt(w'Sw) - m'w, S the covariance and m the mean.
 
-    With weights that sum to 1: along the frontier the deviation is sqrt(1/a + (t - b/a)^2 a/d) at
-    the return t, with Merton's constants, so the objective's slope in t is 0 where
+    With weights that sum to 1 (`budget` "sum"): along the frontier the deviation is
+    sqrt(1/a + (t - b/a)^2 a/d) at the return t, with Merton's constants, so the objective's slope
+    in t is 0 where
 
         t = b/a + d / (a sqrt(a risk^2 - d)),   and there it is   (sqrt(a risk^2 - d) - b) / a
 
-    if a risk^2 > d; otherwise it falls for ever. Without a budget it is 0 at w = 0 if risk^2 >= c,
-    the largest squared ratio of mean to deviation, and else unbounded.
+    if a risk^2 > d; otherwise it is unbounded. Without a budget the minimum is 0, at w = 0, if
+    risk^2 >= c, the largest squared ratio of mean to deviation; otherwise there is none.
     """
     k = _constants(mean, covariance)
     if budget == "long_only":
-        return Minimum(None, None, "with weights of at least 0 the minimum has no closed form")
+        return no_minimum("with weights of at least 0 the minimum has no closed form")
     if budget == "none":
         if risk**2 >= k.c:
             return Minimum(0.0, torch.zeros_like(mean), "without a budget the best is to hold none")
-        return Minimum(
-            None,
-            None,
+        return no_minimum(
             f"without a budget there is no minimum: risk is {risk:g}, but the best ratio of mean "
             f"to deviation is {math.sqrt(k.c):.4g}, and scaling its weights up pays without end",
         )
     left = k.a * risk**2 - k.d
     if not left > 0:
-        return Minimum(
-            None,
-            None,
+        return no_minimum(
             f"there is no minimum: risk is {risk:g}, but along the frontier return grows by up to "
             f"{math.sqrt(k.d / k.a):.4g} for each unit of deviation, without end",
         )
     target = k.b / k.a + k.d / (k.a * math.sqrt(left))
-    # Of the frontier's weights, in a form that also holds where all means are the same (d = 0).
+    # The frontier's weights, in a form that also holds if all means are the same (d = 0).
     weights = k.ones / k.a + (k.means - k.b / k.a * k.ones) / math.sqrt(left)
     return Minimum((math.sqrt(left) - k.b) / k.a, weights, f"the minimum has return {target:.4g}")
 

@@ -1,13 +1,11 @@
-"""The quadratic saddle of the FGDA paper, whose solution is known exactly."""
+"""The quadratic saddle problem of the AdaFGDA paper, whose solution has a closed form."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedminimax.types import Ask, Batch, Point, Problem
+from fedminimax.types import Batch, Measures, Point, Problem, Query, Vectors
 
 
 class Quadratic(Problem):
@@ -15,8 +13,13 @@ class Quadratic(Problem):
 
         f_k(x, y) = tau/2 |x|^2 - ( |y|^2/2 - b_k'y + t_k y'x )
 
-    A client's rows are pairs (t, b); their means are its t_k and b_k. The spread of the b_k is the
-    heterogeneity.
+    A client's rows are pairs (t, b), whose means are its t_k and b_k. The spread of the b_k is the
+    heterogeneity. Measures: distances to the saddle.
+
+    Arguments:
+        dimension: the length of x, and of y.
+        tau: the curvature in x.
+        x0, y0: where every coordinate starts.
     """
 
     monitor = "distance"
@@ -47,15 +50,13 @@ class Quadratic(Problem):
         y = b / (1 + t * t / self.tau)
         return Point(t * y / self.tau, y)
 
-    def answer(
-        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         if question == "means":
             return tuple(batch.mean(column) for column in batch.rows)
         return super().answer(question, vectors, batch)
 
-    def evaluate(self, point: Point, ask: Ask, moments: Tensor | None = None) -> dict[str, Any]:
-        """Squared distances to the exact saddle, and the distance of both players together."""
+    def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
+        """The loss, the distance to the exact saddle, and the squared distances of x and y."""
         best = self.saddle(*ask.mean("means"))
         x, y = ((p - q).square().sum() for p, q in zip(point, best, strict=True))
         measures = {"distance": (x + y).sqrt(), "distance_x2": x, "distance_y2": y}

@@ -1,22 +1,25 @@
-"""Questions that any problem can answer, from which optimality is measured; checks of answers."""
+"""Questions that a client can answer for any problem, and checks of answers."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fedminimax.blocks.precision import double
 from fedminimax.problems.gradients import gradients, inner_pullback
-from fedminimax.types import Batch, Point, Problem
+from fedminimax.types import Batch, Point, Problem, Vectors
 
-# What a client computes for an answer, in gradient evaluations over all its rows.
+# How many gradients, each over all its rows, a client computes for an answer.
 GRADIENTS = {"gradients": 1, "gradient_norms": 1, "pullback": 1}
 
-SLACK = 1 + 1e-5  # of what single precision adds up
+SLACK = 1 + 1e-5  # for sums in single precision
 
 
-def counts(reply: tuple[Tensor, ...], rows: int) -> str | None:
-    """What is wrong with vectors that count rows by kind, each row at most once."""
+def counts(reply: Vectors, rows: int) -> str | None:
+    """Checks vectors of counts, in each of which a row counts at most once.
+
+    Returns what is wrong, as the end of a sentence about the client, or None. `rows` is how many
+    rows the client has.
+    """
     for vector in map(double, reply):
         if bool((vector < 0).any() | (vector != vector.round()).any()):
             return f"its counts hold {float(vector.min()):g}, and not whole numbers of at least 0"
@@ -25,8 +28,8 @@ def counts(reply: tuple[Tensor, ...], rows: int) -> str | None:
     return None
 
 
-def shares(reply: tuple[Tensor, ...], rows: int) -> str | None:
-    """What is wrong with vectors of numbers from 0 to 1."""
+def shares(reply: Vectors, rows: int) -> str | None:
+    """Checks vectors of numbers from 0 to 1. Returns what is wrong, or None."""
     for vector in reply:
         if bool(((vector < 0) | (vector > SLACK)).any()):
             found = f"{float(vector.min()):g} to {float(vector.max()):g}"
@@ -34,15 +37,15 @@ def shares(reply: tuple[Tensor, ...], rows: int) -> str | None:
     return None
 
 
-def answer(
-    problem: Problem, question: str, vectors: tuple[Tensor, ...], batch: Batch
-) -> tuple[Tensor, ...]:
-    """A client's reply, on all its rows.
+def answer(problem: Problem, question: str, vectors: Vectors, batch: Batch) -> Vectors:
+    """A client's answer, computed on all its rows.
 
-    - gradients (value, y): those of the last level there.
-    - gradient_norms (x, y): those gradients and their squared lengths.
-    - pullback (value, vector, level): the level's Jacobian there, transposed, times the vector.
-    - dual_statistics (x): what the best dual follows from, if the problem says how.
+    The questions, with the vectors that they are sent with:
+
+    - gradients (value, y): the gradients of the last level there.
+    - gradient_norms (x, y): the same, and their squared lengths.
+    - pullback (value, vector, level): the transposed Jacobian of the level there times the vector.
+    - dual_statistics (x): the means that the best dual is computed from, if the problem has any.
     """
     if question == "gradients":
         return tuple(gradients(problem, Point(*vectors), (batch,)))

@@ -1,4 +1,4 @@
-"""Ratio loss: cross-entropy in which the rarer class counts more."""
+"""Ratio loss: cross-entropy with a larger weight for the rarer class."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from torch import Tensor, nn
 
 from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.questions import counts
-from fedminimax.types import AnswerCheck, Ask, Batch
+from fedminimax.types import AnswerCheck, Batch, Query, Vectors
 
 
 class RatioLoss(CrossEntropy):
     """Ratio loss for a network with one logit: cross-entropy times a weight per class.
 
-    A row of class c counts alpha_c = base + slope * min(R_c, 5000) (Wang et al., AAAI 2021: 1 and
-    0.1). With LocalSGDM it is the LocalSGDM_RL of papers/local-scgdam.txt. Wang et al. estimate
-    R_c, round by round, from the last layer's rows for class c, of which a single logit has none;
-    here it is the declared proxy R_+ = N_- / N_+ and R_- = N_+ / N_-, from the federation's counts,
-    asked before round 0.
+    A row of class c has the weight alpha_c = base + slope * min(R_c, 5000). Wang et al. (Addressing
+    Class Imbalance in Federated Learning, AAAI 2021) estimate R_c in every round from the last
+    layer's weights for class c, which a single logit does not have. Here R_+ = N_- / N_+ and R_- =
+    N_+ / N_-, from the federation's counts, which `prepare` asks for before round 0. With LocalSGDM
+    it is the baseline LocalSGDM_RL of the LocalSCGDAM paper.
+
+    Arguments:
+        module: the network, with one output per row.
+        base, slope: as above; 1 and 0.1 in the paper.
+        least_per_bin: see `BinaryProblem`.
     """
 
     cap = 5000.0
@@ -38,7 +43,7 @@ class RatioLoss(CrossEntropy):
         self.base, self.slope = base, slope
         self.class_weights: tuple[float, float] | None = None  # of negatives, of positives
 
-    def prepare(self, ask: Ask) -> RatioLoss:
+    def prepare(self, ask: Query) -> RatioLoss:
         negative, positive = (float(count) for count in ask.sum("class_counts"))
         if not negative or not positive:
             raise ValueError(
@@ -51,9 +56,7 @@ class RatioLoss(CrossEntropy):
         known.class_weights = (lower, upper)
         return known
 
-    def answer(
-        self, question: str, vectors: tuple[Tensor, ...], batch: Batch
-    ) -> tuple[Tensor, ...]:
+    def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         if question == "class_counts":
             positive = (batch.labels > 0).to(batch.weight.dtype)
             return (1 - positive).sum(), positive.sum()

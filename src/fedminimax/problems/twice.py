@@ -1,7 +1,8 @@
-"""Derivatives that are differentiated again, in fewer passes than by torch's own.
+"""Layers whose derivative is differentiated again, in fewer passes than torch needs.
 
-What torch does beside the work: the derivative in images that nobody asked for; sums with zeros,
-which are not channels last and slow down all that follows; many passes for batch normalisation.
+torch also computes the derivative in the images, which nobody needs; adds zeros, which loses the
+channels-last format and slows down everything after it; and takes many passes for batch
+normalisation.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ aten = torch.ops.aten
 
 
 class DifferentiatedTwice(TorchFunctionMode):
-    """For passes whose derivative will be differentiated again: convolution, pooling and batch
-    normalisation by the functions below. What these leave to torch: other forms of them, other
-    devices, passes inside vmap and the like, and passes of mixed precision."""
+    """Computes convolution, max-pooling and batch normalisation by the functions below, in passes
+    whose derivative will be differentiated again. torch's own functions are used for other forms of
+    these layers, other devices, inside vmap and the like, and under mixed precision."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own, kwargs, found = _OWN.get(func), kwargs or {}, None
@@ -51,7 +52,7 @@ def _convolved(
 
 
 class _Convolved(torch.autograd.Function):
-    """Convolution, its way being stride, padding, dilation, transposed, output padding, groups."""
+    """Convolution; `way` is stride, padding, dilation, transposed, output padding, groups."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, way: tuple[Any, ...]) -> Tensor:
@@ -121,7 +122,7 @@ class _Pooled(torch.autograd.Function):
 
 
 class _PooledSlopes(torch.autograd.Function):
-    """What pooling has chosen gets the gradient in its values; x decides on the choice alone."""
+    """The gradient goes to the chosen positions; they are constant where a derivative exists."""
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, places: Tensor, way: tuple[Any, ...]) -> Tensor:
@@ -152,12 +153,12 @@ def _normalised(
     if not training or running_mean is not None or weight is None or bias is None:
         return None
     if x.numel() <= x.shape[1] or not len(weight) == len(bias) == x.shape[1]:
-        return None  # and refused
+        return None  # torch refuses it
     return _Normalised.apply(x, weight, bias, eps)
 
 
 class _Normalised(torch.autograd.Function):
-    """torch's own values and gradients; what differs is their derivative."""
+    """Values and gradients are torch's own; the derivative of the gradients is not."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -196,9 +197,9 @@ class _NormalisedSlopes(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        if torch.is_grad_enabled():  # as it is for create_graph: mean and scale depend on x
+        if torch.is_grad_enabled():  # create_graph: mean and scale would depend on x
             raise RuntimeError(
-                "a third derivative of batch normalisation is asked for, which autograd has not: "
+                "a third derivative of batch normalisation is not available by autograd: "
                 "use torch.func, or group normalisation"
             )
         g, x, weight, mean, scale = ctx.saved_tensors
@@ -206,8 +207,8 @@ class _NormalisedSlopes(torch.autograd.Function):
         a, g, x = (v.movedim(1, -1).reshape(-1, shape[-1]) for v in (grads[0], g, x))
         each = x.new_full((len(x),), 1 / len(x))
         s, z = weight * scale, (x - mean).mul_(scale)
-        a = a - each @ a  # a constant has no part: the gradient in x sums to 0
-        product = a * z  # and memory for the next ones
+        a = a - each @ a  # the gradient in x sums to 0, so a constant changes nothing
+        product = a * z  # its memory is used again below
         mean_g, mean_az = each @ g, each @ product
         mean_gz = each @ torch.mul(g, z, out=product)
         rest = each @ torch.mul(a, g, out=product) - mean_az * mean_gz  # S

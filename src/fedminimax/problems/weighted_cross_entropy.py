@@ -1,4 +1,4 @@
-"""Cross-entropy of a network with one logit per class, in which each class has a weight."""
+"""Cross-entropy with a weight for each class, which a method sets."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from fedminimax.types import Batch, Point
 
 
 class WeightedCrossEntropy(Fair):
-    """Class-weighted cross-entropy: a row of class c counts y_c; a method sets y, none ascends it.
+    """Class-weighted cross-entropy: a row of class c has the weight y_c.
 
-    It is what the ratio loss needs (the method local_sgdm_rl). y begins at 1 for every class and
-    may be any vector. Labels are 0 .. classes - 1. Measures: as for fair classification.
+    y starts at 1 for every class. It is not maximised: a method may set it, as LocalSGDMRL does
+    for the ratio loss. Measures: as for fair classification.
+
+    Arguments:
+        module: a network that ends in a Linear layer with one logit per class.
+        classes: how many there are; labels are 0 .. classes - 1.
     """
 
     maximised = False
@@ -46,7 +50,7 @@ class WeightedCrossEntropy(Fair):
         return batch.mean(losses * (self.members(batch, losses.dtype) @ y))
 
     def class_losses(self, x: Tensor, batch: Batch) -> Tensor:
-        """The mean loss of the batch's rows of each class; 0 for a class that it has not."""
+        """The mean loss of the batch's rows of each class; 0 for a class without rows."""
         losses = self.losses(x, batch.features, batch)
         members = self.members(batch, losses.dtype)
         shares = batch.mean(members)

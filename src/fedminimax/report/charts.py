@@ -32,7 +32,7 @@ class Mark(NamedTuple):
     y: float
     low: float
     high: float
-    count: int = 1
+    count: int = 1  # type: ignore[reportIncompatibleMethodOverride]  # nobody searches in this tuple
 
 
 @dataclass(frozen=True)

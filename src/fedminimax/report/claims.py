@@ -7,18 +7,21 @@
                     key = "method.local_steps"              what a rule looks along
                     value = 0.98, tolerance = 0.002         the paper's number; how near is near
                     where = {"data.sort" = "OP"}            the lines that count
+    [[questions]]   the same, asked by us and not claimed by the paper
 
 A claim holds when it holds in each of these lines' settings: those that differ in varied keys, but
 not in the key that the rule looks along. "better", "fewer_rounds" and "grows" ask that the ranges
-over seeds do not meet; the other rules compare medians.
+over seeds do not meet; the other rules compare medians. A claim is confirmed, or not, by at least
+three seeds; one or two runs are only ahead or behind.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fedminimax.config import ConfigError, options_for, suggest
@@ -26,7 +29,10 @@ from fedminimax.report.comparison import Line, Plan, shown
 from fedminimax.report.tables import Span
 
 CONFIRMED, REFUTED, UNREACHED = "confirmed", "not confirmed", "not reachable here"
+NOT_RUN = "not run yet"
 MOST = 3  # settings that are all told
+ENOUGH = 3  # seeds, for a verdict
+SEEDS = re.compile(r"range over (\d+)(?: to \d+)? seeds")  # on a page; of lines, the fewest
 
 
 class Row(NamedTuple):
@@ -38,11 +44,13 @@ class Row(NamedTuple):
     rounds: Span | None  # to the target, if there is one
     bytes_up: float  # of the whole run
     length: float  # of the run, in rounds
+    seeds: int = 1
 
 
 class Verdict(NamedTuple):
     text: str
     measured: str
+    seeds: int = 0  # the fewest of any line that it rests on
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,11 @@ class Claim:
     value: float = 0.0
     tolerance: float = 0.0
     where: Any = field(default_factory=dict)
+    ours: bool = False
 
     @staticmethod
-    def of(given: dict[str, Any], where: str) -> Claim:
-        claim = Claim(**options_for(Claim, given, where))
+    def of(given: dict[str, Any], where: str, ours: bool = False) -> Claim:
+        claim = replace(Claim(**options_for(Claim, given, where)), ours=ours)
         if claim.rule not in RULES:
             raise ConfigError(f"{where} rule is {claim.rule!r}; {suggest(claim.rule, RULES)}")
         return claim
@@ -85,11 +94,18 @@ def judge(claim: Claim, rows: Sequence[Row], larger: bool) -> Verdict | None:
     if not found:
         return None
     good = [text for holds, text in found if holds]
-    verdict = CONFIRMED if len(good) == len(found) else REFUTED
+    seeds = min(row.seeds for row in rows if row.method in (claim.method, *claim.over))
+    verdict = _verdict(len(good) == len(found), seeds)
     if len(found) <= MOST:
-        return Verdict(verdict, "; ".join(text for _, text in found))
+        return Verdict(verdict, "; ".join(text for _, text in found), seeds)
     example = next((text for holds, text in found if not holds), good[0] if good else "")
-    return Verdict(verdict, f"in {len(good)} of {len(found)} settings; for one, {example}")
+    return Verdict(verdict, f"in {len(good)} of {len(found)} settings; for one, {example}", seeds)
+
+
+def _verdict(holds: bool, seeds: int) -> str:
+    if seeds >= ENOUGH:
+        return CONFIRMED if holds else REFUTED
+    return f"{'one run' if seeds == 1 else 'two runs'}: {'ahead' if holds else 'behind'}"
 
 
 def rows_of(plan: Plan, lines: Iterable[Line]) -> list[Row]:
@@ -101,7 +117,8 @@ def rows_of(plan: Plan, lines: Iterable[Line]) -> list[Row]:
         ends = Span.of([_worst(plan.larger) if value is None else value for value in values])
         rounds = None if plan.target is None else Span.of(line.rounds)
         varied = {key: shown(value) for key, value in line.varied}
-        rows.append(Row(varied, line.label, ends, rounds, last["bytes_up"], last["round"]))
+        length, seeds = last["round"], len(line.histories)
+        rows.append(Row(varied, line.label, ends, rounds, last["bytes_up"], length, seeds))
     return rows
 
 
@@ -114,6 +131,7 @@ def rows_of_page(text: str, larger: bool, length: int) -> list[Row]:
         return []
     heads, _, *body = map(_cells, table)
     own = heads.index("method")
+    seeds = int(match[1]) if (match := SEEDS.search(text)) else 1
     # "last" is what methods were chosen by, if there is also a "test".
     ends = max(i for i, head in enumerate(heads) if head.startswith(("last ", "test ")))
     reached = next((i for i, head in enumerate(heads) if head.startswith("rounds to ")), None)
@@ -124,7 +142,7 @@ def rows_of_page(text: str, larger: bool, length: int) -> list[Row]:
         sent = _read_bytes(cells[heads.index("up")])
         many = float(varied.get("run.rounds", length))
         last = _read_span(cells[ends], _worst(larger))
-        rows.append(Row(varied, cells[own], last, rounds, sent, many))
+        rows.append(Row(varied, cells[own], last, rounds, sent, many, seeds))
     return rows
 
 

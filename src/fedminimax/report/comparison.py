@@ -16,11 +16,14 @@ Beside the sections of an experiment, such a file has
                         figure = "last" or "curves"      drawn beside the table
                         at = "gradients", "rounds" or "bytes"      rank methods at equal cost
     [grid]              "method.lr" = [0.1, 0.01]    tuned per method, on seeds of their own
+    [tuning.SECTION]    keys that replace the file's in runs that only tune, such as
+                        [tuning.data] validation = 0.1
     [vary]              "problem.tau" = [1, 10]      a table of lines for each value
 
 Keys that change together are joined: "method.primal_lr, method.dual_lr" = [[0.1, 0.1], [1, 1]]. A
-varied key of [method] that a method has not leaves it as it is. A method may have a grid of its
-own, [methods.LABEL.grid], and sections of its own, such as
+varied key of [method] that a method has not leaves it as it is. A grid may also hold keys of
+[problem], and "method.lr.value", a schedule's first rate. A method may have a grid of its own,
+[methods.LABEL.grid], and sections of its own, such as
 [methods.LABEL.problem] or [methods.LABEL.run], whose keys go before the common ones. With
 start = "OTHER" it begins with the network of the other method's run on the same seed; what that
 cost is not counted again.
@@ -43,14 +46,16 @@ from fedminimax.config import (
     ConfigError,
     Experiment,
     changed,
+    options_of,
     read_toml,
     suggest,
 )
 from fedminimax.engine.trainer import succeeded
 
+Table = dict[str, Any]
 Change = tuple[tuple[str, Any], ...]  # such as (("method.lr", 0.1),)
 Spending = Literal["gradients", "rounds", "bytes"]
-OWN = ("methods", "compare", "grid", "vary")
+OWN = ("methods", "compare", "grid", "vary", "tuning")
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class Line(NamedTuple):
     histories: list[list[dict[str, Any]]]
     outcomes: Sequence[str] = ()
     seeds: Sequence[int] = ()
+    # What was tried for it, and where the runs that only tuned ended; None if one broke down.
+    trials: Sequence[tuple[Change, list[float | None]]] = ()
 
 
 class Comparison:
@@ -173,6 +180,11 @@ class Comparison:
         self.plan = self._plan(table.get("compare", {}) | asked)
         self.seeds = self.plan.seeds
         self._check_experiments()
+        rest = {name: part for name, part in table.items() if name != "tuning"}
+        # The same comparison with the settings of runs that only tune.
+        self.trials = (
+            Comparison(path, at, merged(rest, table["tuning"])) if "tuning" in table else self
+        )
 
     def _check_grid(self, where: str, grid: dict[str, list], labels: list[str]) -> None:
         """A key that no method has would tune nothing."""
@@ -276,8 +288,7 @@ class Comparison:
         seeds = [(name, job.seed) for name in self.seeds]
         length = [] if job.rounds is None else [("run.rounds", job.rounds)]
         for name, value in (*varied, *job.chosen, *seeds, *length):
-            section, _, key = name.partition(".")
-            table = {**table, section: {**table.get(section, {}), key: value}}
+            table = _replaced(table, name.split("."), value)
         return Experiment.from_table(changed(table, []))
 
     def start(self, job: Job) -> Job | None:
@@ -298,8 +309,16 @@ class Comparison:
         return list(_choices(own))
 
     def _options(self, label: str) -> list[str]:
-        kind = CHOICES["method"][self.methods[label]["name"]]
-        return [f"method.{field.name}" for field in fields(kind)]
+        """The keys of a method, of its schedules, and of its problem."""
+        method = self.methods[label]
+        kind = CHOICES["method"][method["name"]]
+        found = [f"method.{field.name}" for field in fields(kind)]
+        found += [f"method.{key}.value" for key, given in method.items() if isinstance(given, dict)]
+        posed = {**self.base.get("problem", {}), **self.own[label].get("problem", {})}.get("name")
+        if posed in CHOICES["problem"]:  # else the first experiment says what is wrong
+            keys = options_of(CHOICES["problem"][posed], "problem")
+            found += [f"problem.{key}" for key in keys]
+        return found
 
     def varied(self) -> list[str]:
         """The options that a table has lines for each value of."""
@@ -311,8 +330,25 @@ class Comparison:
         return list(dict.fromkeys(name for key in keys for name in _names(key)))
 
 
+def merged(table: Table, change: Table) -> Table:
+    """The table with the keys of another, section by section."""
+    both = dict(table)
+    for key, value in change.items():
+        there = both.get(key)
+        both[key] = (
+            merged(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
+        )
+    return both
+
+
 def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _replaced(table: Table, keys: Sequence[str], value: Any) -> Table:
+    """The table with another value at the end of these keys."""
+    first, *rest = keys
+    return {**table, first: _replaced(table.get(first, {}), rest, value) if rest else value}
 
 
 def _names(key: str) -> list[str]:

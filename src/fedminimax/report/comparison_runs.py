@@ -20,8 +20,9 @@ from rich.progress import track
 
 from fedminimax.config import ConfigError, Experiment, suggest
 from fedminimax.engine.device import share_of_cores, stay_on
-from fedminimax.engine.folder import RunFolder
-from fedminimax.engine.simulate import Run
+from fedminimax.engine.session import Run
+from fedminimax.engine.state.folder import RunFolder
+from fedminimax.engine.trainer import succeeded
 from fedminimax.experiment import experiment_of, load, resume, run_experiment, settled
 from fedminimax.report import records
 from fedminimax.report.comparison import Change, Comparison, Job, Line, Plan, measures, shown
@@ -52,46 +53,51 @@ def compared(
     def done(job: Job) -> bool:
         return _finished(job, folder, kept)
 
-    def played(jobs: list[Job]) -> dict[Job, tuple]:
+    def played(of: Comparison, jobs: list[Job]) -> dict[Job, tuple]:
         if begin:
-            with_starts([job for job in jobs if not done(job)])
+            with_starts(of, [job for job in jobs if not done(job)])
         else:
             jobs = [job for job in jobs if done(job)]
-        return dict(zip(jobs, _run_all(comparison, jobs, folder, workers, kept), strict=True))
+        return dict(zip(jobs, _run_all(of, jobs, folder, workers, kept), strict=True))
 
-    def with_starts(jobs: list[Job]) -> None:
+    def with_starts(of: Comparison, jobs: list[Job]) -> None:
         """Plays the runs that these begin with, for their vectors, which no record has."""
-        found = (comparison.start(job) for job in jobs)
+        found = (of.start(job) for job in jobs)
         starts = list(dict.fromkeys(start for start in found if start is not None))
         absent = [start for start in starts if not (folder / _name(start) / FINAL).exists()]
         if absent:
-            with_starts(absent)
-            _run_all(comparison, absent, folder, workers, None)
+            with_starts(of, absent)
+            _run_all(of, absent, folder, workers, None)
 
     # On seeds of their own: the best of several runs on a seed flatters the method there.
     tuning_seeds = range(plan.repeats, plan.repeats + plan.tuning_repeats)
     tuned = played(
+        comparison.trials,
         [
             Job(varied, label, chosen, seed, plan.tuning_rounds)
             for varied, label in pairs
             for chosen in comparison.candidates(label)
             for seed in tuning_seeds
             if len(comparison.candidates(label)) > 1
-        ]
+        ],
     )
     judged, best = plan.for_tuning(), dict[tuple[Change, str], Change]()
+    trials: dict[tuple[Change, str], list[tuple[Change, list[float | None]]]] = {}
     for varied, label in pairs:
         scored: dict[Change, list[float]] = {}
         for chosen in comparison.candidates(label):
             job = Job(varied, label, chosen, plan.repeats, plan.tuning_rounds)
             same = [job._replace(seed=seed) for seed in tuning_seeds]
-            found = (tuned[trial] for trial in same if trial in tuned)
+            found = [tuned[trial] for trial in same if trial in tuned]
             scored[chosen] = _medians([judged.badness(*result) for result in found])
+            if found:
+                ends = [judged.value(h[-1]) if succeeded(outcome) else None for h, outcome in found]
+                trials.setdefault((varied, label), []).append((chosen, ends))
         if len(scored) == 1 or all(scored.values()):
             best[varied, label] = min(scored, key=lambda chosen: scored[chosen])
     # Seed by seed: what an interruption leaves is a whole table of fewer seeds.
     repeats = [Job(*pair, best[pair], seed) for seed in range(plan.repeats) for pair in best]
-    results = played(repeats)
+    results = played(comparison, repeats)
     lines = []
     for varied, label in best:
         same = [job for job in results if (job.varied, job.label) == (varied, label)]
@@ -100,7 +106,8 @@ def compared(
         outcomes = [results[job][1] for job in same]
         if same:
             of = (varied, label, best[varied, label])
-            lines.append(Line(*of, rounds, histories, outcomes, seeds))
+            tried = trials.get((varied, label), ())
+            lines.append(Line(*of, rounds, histories, outcomes, seeds, tried))
     return lines
 
 

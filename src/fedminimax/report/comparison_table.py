@@ -30,7 +30,7 @@ def markdown(
     at = "" if plan.at is None else f" --at {plan.at}"
     made = made or f"Made by `fedminimax compare {path}{at}`"
     if plan.at is None:
-        text = [f"{made}; {_seeds(plan)}.", "", *_table(comparison, lines)]
+        text = [f"{made}; {_seeds(lines)}.", "", *_table(comparison, lines)]
     else:
         text = [f"{made}.", "", *_ranking(comparison, lines)]
     if figure is not None:
@@ -40,10 +40,14 @@ def markdown(
     return "\n".join(text) + "\n"
 
 
-def _seeds(plan: Plan) -> str:
-    over = f"median and range over {plan.repeats} seeds"
+def _seeds(lines: Sequence[Line]) -> str:
+    counts = [len(line.histories) for line in lines]
+    fewest, most = min(counts), max(counts)
+    if most == 1:
+        return "1 seed"
+    over = f"{fewest} to {most}" if fewest < most else most
     rest = "gradients, up and exchanges are those of the first seed"
-    return f"{over}; {rest}" if plan.repeats > 1 else "1 seed"
+    return f"median and range over {over} seeds; {rest}"
 
 
 def _table(comparison: Comparison, lines: list[Line]) -> Iterator[str]:
@@ -209,11 +213,38 @@ def fitted(key: str, lines: list[Line]) -> Iterator[str]:
         yield f"- {label}{where}: rounds grow as {key} to the power {slope:.2f}."
 
 
-def tied(lines: list[Line], name: str, key: str) -> bool:
+def tied(lines: Sequence[Line], name: str, key: str) -> bool:
     """Does this varied name change together with the key?"""
     pairs = {(dict(line.varied)[key], dict(line.varied)[name]) for line in lines}
     keys, names = ({pair[i] for pair in pairs} for i in (0, 1))
     return len(pairs) == len(keys) and len(names) > 1
+
+
+def tuning(comparison: Comparison, lines: Sequence[Line]) -> Iterator[str]:
+    """What was tried for each line, and where the runs that only tuned ended."""
+    told = naming(lines)
+    yield from _header([*told, "method", "tuned", f"tried: {comparison.plan.for_tuning().metric}"])
+    for line in lines:
+        if line.trials:
+            keys = ", ".join(key for key, _ in line.chosen)
+            tried = "; ".join(_tried(chosen, ends) for chosen, ends in line.trials)
+            where = [shown(dict(line.varied)[key]) for key in told]
+            yield _row([*where, line.label, keys, tried])
+
+
+def _tried(chosen: Change, ends: Sequence[float | None]) -> str:
+    values = list(dict.fromkeys(shown(value) for _, value in chosen))
+    return f"{', '.join(values)}: {'broke down' if None in ends else _range(ends)}"
+
+
+def naming(lines: Sequence[Line]) -> list[str]:
+    """The varied keys that tell lines apart: of those that change together, the first."""
+    names: list[str] = []
+    for name, _ in lines[0].varied:
+        many = len({dict(line.varied)[name] for line in lines}) > 1
+        if many and not any(tied(lines, name, other) for other in names):
+            names.append(name)
+    return names
 
 
 def _range(found: Sequence[float | None]) -> str:

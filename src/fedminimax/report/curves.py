@@ -73,11 +73,10 @@ def learning(groups: Sequence[Group]) -> list[Learning]:
     found = []
     for name in dict.fromkeys(group.first.monitor for group in groups):
         for split in SPLITS:
-            charts = {}
+            charts, title = {}, f"{words(name)} on {ROWS[split]}"
             for axis in against(groups):
                 lines = _lines(groups, axis.value, metric(split, name))
                 if lines:
-                    title = f"{words(name)} on {ROWS[split]}"
                     slug = f"{name}-{split}-by-{axis.name}"
                     charts[axis.name] = _chart(slug, title, axis.label, lines)
             if charts:

@@ -12,12 +12,18 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedminimax.report.charts import FEW, Chart, Series, axes, squeezed
 from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
-from fedminimax.report.comparison_table import tied
+from fedminimax.report.comparison_table import naming, tied
 
 T = TypeVar("T")
 NO_FIGURE = "leave [compare] figure out"
 MANY = 10  # lines whose names would cover a chart
 WIDE = 20  # times the least value: a log scale
+# On a transparent ground: a contrast of at least 3 to white and to the black of dark pages.
+GREY = "#767676"
+COLOURS = (
+    *("#1f77b4", "#d95f02", "#2a9134", "#d62728", "#9467bd"),
+    *("#a0622d", "#c2549d", "#7f7f7f", "#868616", "#138d99"),
+)
 STYLES = list(itertools.product(("-", "--", ":"), ("o", "s", "^", "v", "D", "x", "*")))
 
 
@@ -37,7 +43,10 @@ def drawing(otherwise: str) -> Iterator[None]:
     matplotlib = matplotlib_or(otherwise)
     # No random names in the file, so that the same runs give the same bytes.
     settings: Any = {"svg.hashsalt": "fedminimax", "svg.fonttype": "none", "backend": "agg"}
-    with matplotlib.rc_context(settings):
+    settings |= {"axes.prop_cycle": matplotlib.cycler(color=COLOURS), "legend.framealpha": 0}
+    settings |= {"savefig.transparent": True}
+    parts = ("text.", "axes.label", "axes.title", "axes.edge", "xtick.", "ytick.", "grid.")
+    with matplotlib.rc_context(settings | {f"{part}color": GREY for part in parts}):
         yield
 
 
@@ -152,7 +161,7 @@ def _curves(plan: Plan, lines: list[Line]) -> Any:
     """The metric against gradients and against megabytes sent up; a row for each variation."""
     panels = _grouped(lines, lambda line: line.varied)
     figure, axes = _axes(2, len(panels))
-    named = _naming(lines)
+    named = naming(lines)
     for row, (where, own) in zip(axes, panels.items(), strict=True):
         curves = [_curve(plan, line) for line in own]
         apart = _apart(curves)
@@ -206,16 +215,6 @@ def _fit(row: Any, plan: Plan, curves: list[list[float]]) -> None:
 
 def _positive(curves: Iterable[Iterable[float]]) -> bool:
     return all(y > 0 for curve in curves for y in curve if math.isfinite(y))
-
-
-def _naming(lines: list[Line]) -> list[str]:
-    """The varied keys that tell panels apart: of those that change together, the first."""
-    names: list[str] = []
-    for name, _ in lines[0].varied:
-        many = len({dict(line.varied)[name] for line in lines}) > 1
-        if many and not any(tied(lines, name, other) for other in names):
-            names.append(name)
-    return names
 
 
 def _axes(columns: int, rows: int) -> tuple[Any, Any]:

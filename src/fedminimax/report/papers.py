@@ -1,9 +1,11 @@
 """The papers' tables and figures as files: what each shows, how it is run, and what it should show.
 
 `contents.toml` names every table and figure of the papers, with the entries that regenerate it or
-the reason why none does. Every other file is an entry: a comparison (report/comparison.py) and
+the reason why none does; `queue.toml` what is still to be run. Every other file is an entry: a
+comparison (report/comparison.py) and
 
     [paper]             title = "..."           what is compared, in a few words
+                        length = "..."          how long its runs are, beside the paper's
                         page = "..."            of the results, if not called like the file
                         runs = "..."            the entry whose runs these are, if not its own
                         extends = "../x.toml"   a comparison to begin with; sections here go before
@@ -16,6 +18,7 @@ the reason why none does. Every other file is an entry: a comparison (report/com
                         drop = ["grid"]         sections that are left out
     [budget.quick.change.SECTION]               keys that replace those of the comparison
     [[claims]]          what the paper says, and the rule that judges it (report/claims.py)
+    [[questions]]       what we ask beside it
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ from fedminimax.data import DATASETS
 from fedminimax.data.sites import DataError
 from fedminimax.data.sources import find
 from fedminimax.report.claims import Claim
+from fedminimax.report.comparison import Table, merged
 
-CONTENTS = "contents.toml"
-OWN = ("paper", "budget", "claims")
+CONTENTS, QUEUE = "contents.toml", "queue.toml"
+OWN = ("paper", "budget", "claims", "questions")
 LENGTHS = ("rounds", "stage_rounds", "tuning_rounds", "at")
 
 BudgetName = Literal["quick", "half", "full"]
-Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class About:
     """The section [paper] of an entry."""
 
     title: str
+    length: str = ""
     page: str = ""
     runs: str = ""
     extends: str = ""
@@ -118,9 +122,19 @@ class Item:
     claim: str = ""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """An item of the queue: an entry, and how much of it is run."""
+
+    name: str
+    budget: BudgetName = "full"
+    seeds: int | None = None
+
+
 class Paper(NamedTuple):
     name: str
     title: str
+    summary: str  # what was found, in three sentences
     items: tuple[Item, ...]
 
 
@@ -138,7 +152,11 @@ def read_entry(path: Path) -> Entry:
         if name not in ("quick", "half", "full"):
             raise ConfigError(f"{path}: there is no budget {name!r}; known: quick, half, full")
         budgets[name] = Budget(**options_for(Budget, given, f"{path}: [budget.{name}]"))
-    claims = tuple(Claim.of(given, f"{path}: [[claims]]") for given in table.get("claims", []))
+    claims = tuple(
+        Claim.of(given, f"{path}: [[{section}]]", section == "questions")
+        for section in ("claims", "questions")
+        for given in table.get(section, [])
+    )
     return Entry(path.stem, path, about, comparison, budgets, claims)
 
 
@@ -149,7 +167,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
             f"there is no {folder / CONTENTS}: go to the folder of the project, or say with "
             "--entries where the papers' experiments are"
         )
-    files = sorted(path for path in folder.glob("*.toml") if path.name != CONTENTS)
+    files = sorted(path for path in folder.glob("*.toml") if path.name not in (CONTENTS, QUEUE))
     return {path.stem: read_entry(path) for path in files}
 
 
@@ -165,19 +183,21 @@ def read_contents(folder: Path, entries: Mapping[str, Entry]) -> list[Paper]:
                     raise ConfigError(
                         f"{folder / CONTENTS} names the entry {entry!r}; {suggest(entry, entries)}"
                     )
-        papers.append(Paper(name, given["title"], tuple(items)))
+        papers.append(Paper(name, given["title"], given["summary"], tuple(items)))
     return papers
 
 
-def merged(table: Table, change: Table) -> Table:
-    """The table with the keys of another, section by section."""
-    both = dict(table)
-    for key, value in change.items():
-        there = both.get(key)
-        both[key] = (
-            merged(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
-        )
-    return both
+def read_queue(folder: Path, entries: Mapping[str, Entry]) -> list[Waiting]:
+    """What is still to be run, in its order."""
+    where = folder / QUEUE
+    given = read_toml(where).get("items", [])
+    items = [Waiting(**options_for(Waiting, item, f"{where}: items")) for item in given]
+    for item in items:
+        if item.name not in entries:
+            raise ConfigError(
+                f"{where} names the entry {item.name!r}; {suggest(item.name, entries)}"
+            )
+    return items
 
 
 def without(table: Table, sections: tuple[str, ...]) -> Table:

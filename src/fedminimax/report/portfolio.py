@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedminimax.engine.ask import SimulatedAsk
+from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.trainer import succeeded
 from fedminimax.experiment import build, experiment_of, load
 from fedminimax.problems.portfolio import (
@@ -141,9 +141,9 @@ def _placed(folder: Path) -> tuple[Moments, Placed]:
     built = build(experiment)
     clients, problem = built.clients.to(torch.float64), built.problem
     weights = clients.weight_vector(clients.weights or problem.client_weights)
-    problem = problem.prepare(SimulatedAsk(problem, clients, "train", weights))
+    problem = problem.prepare(LocalQuery(problem, clients, "train", weights))
     assert isinstance(problem, Portfolio)
-    ask = SimulatedAsk(problem, clients, "train", weights)
+    ask = LocalQuery(problem, clients, "train", weights)
     found = problem.evaluate(Point(run.point.x.double(), run.point.y.double()), ask)
     place = (found["loss"], found.get("return"), found.get("deviation"))
     moments = problem.return_moments(ask)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedminimax.config import ConfigError, Experiment, write_toml
-from fedminimax.engine.checkpoint import write_bytes
-from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.state.checkpoint import write_bytes
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.experiment import settled
 
 SUFFIX = ".jsonl"

@@ -3,9 +3,9 @@
 The runs of an entry lie in FOLDER/ENTRY/BUDGET, one folder each; what is finished there is read,
 what was interrupted goes on. Where pages are written to a folder of their own, so are records of
 finished runs, in records/ENTRY/BUDGET: what has one is not run again. An entry's page, table (CSV)
-and figure (SVG, PNG) are called like it, with the budget behind its name if that is not the full
-one. claims.md and a page for each paper are made from the pages that are there. Quick runs show
-that an entry works; they judge no claim.
+and figure (SVG) are called like it, with the budget behind its name if that is not the full one.
+Quick runs show that an entry works; they judge no claim. report/summaries.py makes the pages of
+the papers.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from typing import NamedTuple, get_args
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedminimax.engine.work import ClientError
+from fedminimax.engine.job import ClientError
 from fedminimax.report import records
-from fedminimax.report.claims import UNREACHED, Row, Verdict, judge, rows_of, rows_of_page
-from fedminimax.report.comparison import Comparison, Job, Line, shown
+from fedminimax.report.claims import NOT_RUN, UNREACHED, Claim, Row, Verdict, judge, rows_of
+from fedminimax.report.comparison import Comparison, Job, Line
 from fedminimax.report.comparison_runs import compared
-from fedminimax.report.comparison_table import markdown
+from fedminimax.report.comparison_table import markdown, naming, tuning
 from fedminimax.report.figures import draw
 from fedminimax.report.papers import BudgetName, Entry, Paper
 from fedminimax.report.tables import number_text
 
 BUDGETS: tuple[BudgetName, ...] = get_args(BudgetName)
 JUDGING: tuple[BudgetName, ...] = ("full", "half")  # the budgets, the best first
-NOT_RUN = "not run yet"
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def reproduce(
             tell(f"{entry.name}: ran to its end")
         if order.budget in JUDGING:
             for claim, verdict in judged(entry, done.rows, done.comparison.plan.larger):
-                tell(f"{entry.name}: {verdict.text}: {claim} ({verdict.measured})")
+                tell(f"{entry.name}: {verdict.text}: {claim.says} ({verdict.measured})")
         yield entry.name, not faults
 
 
@@ -141,24 +140,24 @@ def cut_short(done: Reproduced) -> Iterator[str]:
                 yield f"a run of {line.label} was last measured after round {reached} of {asked}"
 
 
-def judged(entry: Entry, rows: Sequence[Row], larger: bool) -> Iterator[tuple[str, Verdict]]:
+def judged(entry: Entry, rows: Sequence[Row], larger: bool) -> Iterator[tuple[Claim, Verdict]]:
     """Each claim of an entry, and the verdict on it."""
     for claim in entry.claims:
-        yield claim.says, judge(claim, rows, larger) or Verdict(NOT_RUN, "some lines are missing")
+        yield claim, judge(claim, rows, larger) or Verdict(NOT_RUN, "some lines are missing")
 
 
 # What is written.
 
 
 def write(entry: Entry, done: Reproduced, order: Order) -> None:
-    """The page of an entry, its table as CSV, and its figure."""
+    """The page of an entry, its table as CSV, and its figure as SVG."""
     order.output.mkdir(parents=True, exist_ok=True)
-    page, table, svg, png = (
+    page, table, figure = (
         order.output / (page_name(entry, order.budget) + suffix)
-        for suffix in (".md", ".csv", ".svg", ".png")
+        for suffix in (".md", ".csv", ".svg")
     )
-    draw(done.comparison, done.lines, svg, png)
-    page.write_text(page_text(entry, done, order, svg.name), encoding="utf-8")
+    draw(done.comparison, done.lines, figure)
+    page.write_text(page_text(entry, done, order, figure.name), encoding="utf-8")
     table.write_text(csv_text(done), encoding="utf-8", newline="")
 
 
@@ -173,9 +172,14 @@ def page_text(entry: Entry, done: Reproduced, order: Order, figure: str) -> str:
     if entry.about.reported:
         text += [*reported(entry, done), ""]
     text += [f"- {sentence}." for sentence in cut_short(done)]
+    if any(line.trials for line in done.lines):
+        plan = done.comparison.plan
+        length = "" if plan.tuning_rounds is None else f" of {plan.tuning_rounds} rounds"
+        text += [f"Settings were chosen by runs{length} on seeds of their own, which ended at:"]
+        text += ["", *tuning(done.comparison, done.lines), ""]
     if order.budget in JUDGING:
         for claim, verdict in judged(entry, done.rows, done.comparison.plan.larger):
-            text.append(f"- **{verdict.text}**: {claim} Measured: {verdict.measured}.")
+            text.append(f"- **{verdict.text}**: {claim.says} Measured: {verdict.measured}.")
     return "\n".join(text).rstrip() + "\n"
 
 
@@ -198,16 +202,16 @@ def circumstances(done: Reproduced, entry: Entry, order: Order) -> str:
 
 def reported(entry: Entry, done: Reproduced) -> Iterator[str]:
     """The paper's numbers beside ours."""
-    metric = done.comparison.plan.metric
-    yield f"| setting | method | the paper's {metric} | ours |"
-    yield "|---|---|---|---|"
+    plan = done.comparison.plan
+    told = naming(done.lines)
+    yield "| " + " | ".join([*told, "method", f"the paper's {plan.metric}", "ours"]) + " |"
+    yield "|---" * (len(told) + 3) + "|"
     for place, varied in enumerate(done.comparison.variations()):
-        setting = ", ".join(f"{key} = {shown(value)}" for key, value in varied)
-        rows = rows_of(done.comparison.plan, [line for line in done.lines if line.varied == varied])
-        for row in rows:
+        for row in rows_of(plan, [line for line in done.lines if line.varied == varied]):
             numbers = entry.about.reported.get(row.method, ())
             paper = number_text(numbers[place]) if place < len(numbers) else "-"
-            yield f"| {setting or '-'} | {row.method} | {paper} | {row.last} |"
+            cells = [*(row.varied[key] for key in told), row.method, paper, str(row.last)]
+            yield "| " + " | ".join(cells) + " |"
 
 
 def csv_text(done: Reproduced) -> str:
@@ -226,72 +230,6 @@ def csv_text(done: Reproduced) -> str:
             cells = [*(change.get(key, "") for key in keys), line.label, seed, last["round"]]
             table.writerow([*cells, plan.final(history), *value, *(last[cost] for cost in costs)])
     return out.getvalue()
-
-
-def claims_text(papers: Sequence[Paper], entries: dict[str, Entry], output: Path) -> str:
-    """claims.md: every claim on one line, from the pages that are there."""
-    text = [
-        "# The papers' claims",
-        "",
-        "Made by `fedminimax reproduce`, from the pages of the runs. Last values, and rounds to a",
-        "target, differ when their ranges over seeds do not meet (of one seed: always). How rounds",
-        "fall along a key, bytes, ratios, and numbers of the paper are compared by medians alone.",
-        "A claim is confirmed if it holds in every setting of the page.",
-        "",
-        "| paper | claim | measured | verdict | from |",
-        "|---|---|---|---|---|",
-    ]
-    for paper in papers:
-        names = dict.fromkeys(name for item in paper.items for name in item.entries)
-        for name in names:
-            page, verdicts = from_page(entries[name], output)
-            origin = f"[{page.stem}]({page.name})" if page else f"`fedminimax reproduce {name}`"
-            for claim, verdict in verdicts:
-                cells = (paper.name, claim, verdict.measured, verdict.text, origin)
-                text.append("| " + " | ".join(cells) + " |")
-        for item in (item for item in paper.items if item.claim):
-            cells = (paper.name, item.claim, "-", f"{UNREACHED}: {item.reason}", item.what)
-            text.append("| " + " | ".join(cells) + " |")
-    return "\n".join(text) + "\n"
-
-
-def from_page(entry: Entry, output: Path) -> tuple[Path | None, list[tuple[str, Verdict]]]:
-    """The page of the largest budget, and what it says about the entry's claims."""
-    for budget in JUDGING:
-        page = output / f"{page_name(entry, budget)}.md"
-        if page.exists():
-            comparison = Comparison(entry.path, table=entry.table(budget))
-            length = comparison.base.get("run", {}).get("rounds", 0)
-            larger = comparison.plan.larger
-            rows = rows_of_page(page.read_text(encoding="utf-8"), larger, length)
-            return page, list(judged(entry, rows, larger))
-    nothing = Verdict(NOT_RUN, "-")
-    return None, [(claim.says, nothing) for claim in entry.claims]
-
-
-def paper_text(paper: Paper, entries: dict[str, Entry], output: Path) -> str:
-    """A paper's page: its tables and figures, what regenerates each, and the verdicts."""
-    text = [f"# {paper.title}", "", f"papers/{paper.name}.txt; made by `fedminimax reproduce`.", ""]
-    for item in paper.items:
-        if not item.entries:
-            kind = f"{UNREACHED}: " if item.measures else ""
-            text += [f"- **{item.what}**: {kind}{item.reason}."]
-            continue
-        remark = f" {item.reason}." if item.reason else ""
-        text += [f"- **{item.what}**:{remark}"]
-        for name in item.entries:
-            page, verdicts = from_page(entries[name], output)
-            where = f"[{page.stem}]({page.name})" if page else f"`fedminimax reproduce {name}`"
-            text += [f"  - {entries[name].about.title}: {where}" + ("" if page else f", {NOT_RUN}")]
-            text += [f"    - {v.text}: {claim}" for claim, v in verdicts if page]
-    return "\n".join(text) + "\n"
-
-
-def write_summaries(papers: Sequence[Paper], entries: dict[str, Entry], output: Path) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    pages = {f"{paper.name}.md": paper_text(paper, entries, output) for paper in papers}
-    for name, text in {"claims.md": claims_text(papers, entries, output), **pages}.items():
-        (output / name).write_text(text, encoding="utf-8")
 
 
 def contents_table(papers: Sequence[Paper], entries: dict[str, Entry]) -> Table:

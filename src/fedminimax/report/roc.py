@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedminimax.engine.ask import SimulatedAsk
-from fedminimax.engine.simulate import asked_clients
+from fedminimax.engine.query import LocalQuery
+from fedminimax.engine.settings import evaluated_clients
 from fedminimax.experiment import build, experiment_of, load
 from fedminimax.metrics.federated_auc import ROC, auc_from_counts, histograms, roc_from_counts
 from fedminimax.problems.binary import BinaryProblem
@@ -52,8 +52,8 @@ def asked(folder: Path, split: str) -> Asked | str:
     at = (point.x,) if moments is None else (point.x, moments)
     weights = clients.weight_vector(clients.weights or problem.client_weights)
     settings = experiment.run
-    numbers = asked_clients(settings.evaluate_clients, len(clients), settings.seed)
-    ask = SimulatedAsk(problem, clients, split, weights, numbers)
+    numbers = evaluated_clients(settings, len(clients))
+    ask = LocalQuery(problem, clients, split, weights, numbers)
 
     def summed(question: str, *arrays: np.ndarray) -> np.ndarray:
         return ask.sum(question, *at, *map(torch.from_numpy, arrays))[0].numpy()

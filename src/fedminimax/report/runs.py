@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedminimax.config import CHOICES, Experiment
-from fedminimax.engine.checkpoint import CheckpointError, read
-from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.state.checkpoint import CheckpointError, read
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.experiment import PREPARATION, experiment_of
 
 Record = dict[str, Any]
@@ -87,7 +87,7 @@ class Spread(NamedTuple):
     middle: float
     low: float
     high: float
-    count: int
+    count: int  # type: ignore[reportIncompatibleMethodOverride]  # nobody searches in this tuple
 
 
 def told(folder: Path) -> Told:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fedminimax.config import CHOICES, Experiment, described, options_of
+from fedminimax.config import CHOICES, Experiment, described
 from fedminimax.engine.profile import Profile
-from fedminimax.engine.simulate import Run
+from fedminimax.engine.session import Run
 
 
 class Compared(NamedTuple):
@@ -59,21 +59,16 @@ def bytes_text(number: float) -> str:
 
 def list_table(section: str) -> Table:
     """The classes that a section of an experiment may name, with one sentence each."""
-    table = Table(title=section, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    return names_table(section, CHOICES[section])
+
+
+def names_table(title: str, kinds: Mapping[str, Any]) -> Table:
+    """Classes with one sentence each."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, kind in CHOICES[section].items():
+    for name, kind in kinds.items():
         table.add_row(name, described(kind))
-    return table
-
-
-def options_table(section: str, name: str) -> Table:
-    """The keys of one class, with their defaults."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("key")
-    table.add_column("default")
-    for key, default in options_of(CHOICES[section][name], section).items():
-        table.add_row(key, default)
     return table
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from fedminimax.blocks.trees import leaves
 from fedminimax.data.clients import Clients
+from fedminimax.engine.executors.vectorised import Vectorised
 from fedminimax.engine.round import Federation, State, play_round
-from fedminimax.engine.store import Store
-from fedminimax.engine.vectorised import Vectorised
+from fedminimax.engine.state.store import Store
 from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy
 from fedminimax.types import Algorithm, Batch, Cost, Point, Problem
 
@@ -129,10 +129,11 @@ HEADINGS = (
     "floats up", "floats down", "floats kept", "partial", "reference",
 )
 # fmt: on
+SHORT = ("method", "solves", "exchanges", "partial")  # what a terminal is wide enough for
 LEGEND = (
-    "with default settings in an ordinary round; floats per client, d0 = dx the length of x, d1, "
-    "d2 those of a composition's inner values (here of three levels), dy that of y, N the number "
-    "of clients"
+    "With default settings in an ordinary round; floats are per client, d0 = dx is the length of "
+    "x, d1, d2 those of a composition's inner values (here of three levels), dy that of y, N the "
+    "number of clients"
 )
 
 
@@ -143,12 +144,22 @@ def cells(name: str, kind: type[Algorithm]) -> tuple[str, ...]:
 
 
 def traits_table(methods: dict[str, type[Algorithm]]) -> Table:
-    title = f"methods, {LEGEND}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
-        table.add_column(heading, no_wrap=heading == "method")
+    """What tells methods apart, in at most 80 columns."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for heading in SHORT:
+        table.add_column(heading, no_wrap=heading == "method", max_width=38)
     for name, kind in methods.items():
-        table.add_row(*cells(name, kind))
+        found = dict(zip(HEADINGS, cells(name, kind), strict=True))
+        table.add_row(*(found[heading] for heading in SHORT))
+    return table
+
+
+def trait_table(name: str, kind: type[Algorithm]) -> Table:
+    """All that is known of one method, a line each."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, caption=f"\n{LEGEND}.")
+    table.caption_justify = "left"
+    for heading, cell in zip(HEADINGS[1:], cells(name, kind)[1:], strict=True):
+        table.add_row(heading, cell)
     return table
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedminimax.config import CHOICES, Experiment, read_toml, write_toml
-from fedminimax.engine.checkpoint import CheckpointError, write_bytes
-from fedminimax.engine.folder import RunFolder
+from fedminimax.engine.job import ClientError
+from fedminimax.engine.state.checkpoint import CheckpointError, write_bytes
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.engine.trainer import FINISHED, succeeded
-from fedminimax.engine.work import ClientError
 from fedminimax.experiment import Read, assemble, read, run_experiment, settled
 from fedminimax.metrics.paired import Difference, paired_difference
 from fedminimax.random import key

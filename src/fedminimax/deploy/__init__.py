@@ -1,1 +1,0 @@
-"""Runs between real sites: what a site offers, how a run is set up, and the engines' processes."""

@@ -1,0 +1,1 @@
+"""Phases as machine code: a graph of operations is traced, rewritten and compiled."""

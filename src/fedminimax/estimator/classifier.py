@@ -1,0 +1,579 @@
+"""A classifier with scikit-learn's interface, trained across sites."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from fedminimax.algorithms import METHODS
+from fedminimax.algorithms._client_weights import ClientWeights
+from fedminimax.config import (
+    CHOICES,
+    Experiment,
+    Part,
+    Settings,
+    options_for,
+    part_of,
+    suggest,
+)
+from fedminimax.data.arrays import check_validation, on_host, reading_of, site_names
+from fedminimax.data.prepare import Split, inputs_of
+from fedminimax.engine.session import Run
+from fedminimax.engine.trainer import succeeded
+from fedminimax.estimator import files
+from fedminimax.estimator.files import plain_of, table_of
+from fedminimax.experiment import (
+    Built,
+    assemble,
+    first_weights,
+    read_tables,
+    run_experiment,
+)
+from fedminimax.metrics import calibration as maps
+from fedminimax.metrics.calibration import Isotonic, Platt
+from fedminimax.metrics.federated_auc import LARGEST, Histogram
+from fedminimax.types import Algorithm
+
+Choice = str | Mapping[str, Any]
+
+CALIBRATIONS = ("auto", "platt", "isotonic", "none")
+BINS = 16  # of a number
+_CHUNK = 4096
+
+
+class Objective(NamedTuple):
+    """What an objective's name stands for."""
+
+    problem: str
+    method: str  # unless another is given
+    several: str | None  # the problem for more than two classes; None: two only
+    measure: str  # what `score` returns
+    lr: float | None = None  # of its method, for encoded rows; None: the method's own
+
+
+OBJECTIVES = {
+    "auc": Objective("auc", "codasca", None, "auc", lr=0.3),
+    "compositional_auc": Objective("compositional_auc", "local_scgdam", None, "auc"),
+    "fair": Objective("fair", "fess_gda", "fair", "worst_class"),
+    "robust": Objective("robust", "sagda", "robust", "accuracy"),
+    "worst_site": Objective("worst_site", "local_sgda", "worst_site", "worst_site"),
+    "cross_entropy": Objective("cross_entropy", "fedavg", "weighted_cross_entropy", "accuracy"),
+}
+
+
+class FederatedClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier that sites train together, each row staying at its site.
+
+    `fit(X, y, sites=...)` is `fedminimax run` on arrays: the same split, statistics, problem,
+    method and rounds, and the same weights for the same seed, settings and executor.
+
+    What to train:
+
+    - objective: "auc" (ranking under imbalance), "compositional_auc" (the same after an inner step
+      on cross-entropy), "fair" (the class that fares worst), "robust" (a shift of all inputs),
+      "worst_site" (the site that fares worst) or "cross_entropy" (plain averaging). With options,
+      a table as in a file: {"name": "auc", "form": "margin"}.
+    - method: a name of `fedminimax list methods`, a table {"name": "codasca", "proximal": 0.01},
+      or an object, such as fm.Codasca(lr=0.1). None: the objective's usual one.
+    - lr, dual_lr, local_steps: the method's own options of these names (lr: its `primal_lr`, where
+      it has no `lr`); None: its defaults, and 0.3 for the usual method of "auc". Not with a method
+      that is an object.
+    - module: "mlp" (two hidden layers of 64), "linear", a table {"name": "mlp", "hidden": [32]}, a
+      torch.nn.Module (its weights are where training begins; it is not changed), or a function
+      (features, outputs) -> module, where features are counted as encoded.
+      One output for two classes, else one per class.
+
+    How: rounds, batch_size (None: all rows of a site), weights ("uniform" or "size"; None: by
+    size), cohort (sites per round), evaluate_every, stop_early (evaluations without a
+    better validation measure), keep ("best" round by validation rows, or "last"; None: the best, if
+    there are validation rows), executor, dtype, and `settings`, a table with any other key of a
+    file's [run]. random_state decides the split of the rows, the first weights and all draws.
+
+    Rows: bins (numbers are encoded piecewise linearly over about so many quantile bins, learnt from
+    counts that sites send as sums; 0: they stay numbers; None: 16, or 0 for a torch.nn.Module),
+    standardise (of numbers without bins, with means and variances that sites send as sums; without
+    it they are only centred), missing ("refuse" NaN, or put the federated "mean", and with bins
+    mark the value), validation_share (of each site's rows of each class, kept for what follows).
+
+    From scores to decisions, on the validation rows and by sums from the sites:
+
+    - calibration: "platt", "isotonic", "none" or "auto": Platt for the two AUC objectives, whose
+      scores only rank, if there are validation rows; none for the others, whose networks end in a
+      logit (or one per class) that decides at 1/2 as it was trained to. The probabilities of
+      "fair", "robust" and "worst_site" are then those of the reweighted or shifted rows.
+    - threshold: a row counts as positive above this probability (a calibrated one seldom exceeds
+      1/2 where positives are rare); or {"sensitivity": 0.9} or {"specificity": 0.9}: at least that
+      rate on the validation rows, and the best other one. `operate_at` chooses another without
+      training again.
+    - pos_label: the class that sensitivity and threshold are about; None: the last of `classes_`.
+
+    `score` is the measure of the objective: AUC for the two AUC objectives, the accuracy of the
+    worst class for "fair", that of the worst site for "worst_site" if `sites` are given, and
+    accuracy otherwise. GridSearchCV(scoring="accuracy") and the like ask for another.
+
+    After fit: classes_, n_features_in_, feature_names_in_ (of a data frame), history_ (a record
+    per evaluation), outcome_, rounds_, module_ (the trained module), dual_ (the maximising player:
+    class or site weights, a shift, alpha), sites_, inputs_ (how rows are encoded), calibration_,
+    threshold_ (the score that is the operating point) and operating_point_ (its rates on the
+    validation rows, and how many there are: a rate among 50 rows is known to 0.06 or so).
+
+    >>> random = np.random.default_rng(0)
+    >>> y, sites = random.integers(0, 2, 90), np.repeat(["leeds", "york", "hull"], 30)
+    >>> X = random.standard_normal((90, 2)) + 2 * y[:, None]
+    >>> model = FederatedClassifier(rounds=20, lr=0.5, module="linear").fit(X, y, sites=sites)
+    >>> model.sites_, bool(model.score(X, y) > 0.9)
+    (('hull', 'leeds', 'york'), True)
+    """
+
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    module_: Any
+    operating_point_: Any
+    set_fit_request: Any
+    set_score_request: Any
+
+    def __init__(
+        self,
+        objective: Choice = "auc",
+        method: Choice | Algorithm | None = None,
+        module: Choice | nn.Module | Callable[[int, int], nn.Module] = "mlp",
+        *,
+        rounds: int = 150,
+        lr: float | None = None,
+        dual_lr: float | None = None,
+        local_steps: int | None = None,
+        batch_size: int | None = 64,
+        weights: str | None = "size",
+        cohort: int | None = None,
+        evaluate_every: int = 10,
+        stop_early: int | None = None,
+        keep: str | None = None,
+        bins: int | None = None,
+        standardise: bool = True,
+        missing: str = "refuse",
+        validation_share: float = 0.2,
+        calibration: str = "auto",
+        threshold: float | Mapping[str, float] = 0.5,
+        pos_label: Any = None,
+        executor: str = "auto",
+        dtype: str = "float32",
+        settings: Mapping[str, Any] | None = None,
+        random_state: int | np.random.RandomState | None = 0,
+    ):
+        self.objective, self.method, self.module = objective, method, module
+        self.rounds, self.lr, self.dual_lr, self.local_steps = rounds, lr, dual_lr, local_steps
+        self.batch_size, self.weights, self.cohort = batch_size, weights, cohort
+        self.evaluate_every, self.stop_early, self.keep = evaluate_every, stop_early, keep
+        self.bins, self.standardise, self.missing = bins, standardise, missing
+        self.validation_share, self.calibration = validation_share, calibration
+        self.threshold, self.pos_label = threshold, pos_label
+        self.executor, self.dtype, self.settings = executor, dtype, settings
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        known = OBJECTIVES.get(str(table_of(self.objective).get("name")))
+        tags.classifier_tags.multi_class = known is None or known.several is not None
+        tags.input_tags.allow_nan = self.missing == "mean"
+        return tags
+
+    # Training
+
+    def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
+        """Trains on rows X (numpy, pandas or torch) with labels y of any type; `sites` names the
+        site of each row, and without it all rows are of one."""
+        features, y = self._rows(X, on_host(y), reset=True)
+        check_classification_targets(y)
+        classes, numbers = np.unique(y, return_inverse=True)
+        objective = self._objective(classes, y)
+        self._check_words(classes)
+        seed = self._seed()
+        experiment, algorithm = self._experiment(objective, len(classes), seed)
+        names = getattr(self, "feature_names_in_", None)
+        reading = reading_of(features, numbers, classes.tolist(), sites, names)
+        check_validation(reading.sites, float(self.validation_share), seed)
+        least = experiment.problem.options.get("least_per_bin", 0)
+        found = read_tables(reading, experiment.split, least)
+        width = found.supplied["features"]
+        found.supplied.update(self._own_module(experiment, width, len(classes)))
+        built = assemble(experiment, found, algorithm)
+        run = run_experiment(experiment, built=built)
+        if not succeeded(run.outcome):
+            raise ValueError(f"training ended without a model: {run.outcome}")
+        self.classes_, self.seed_ = classes, seed
+        self.sites_ = tuple(built.clients.names)
+        self.inputs_ = inputs_of(found.about)
+        self._keep(run)
+        self._calibrate(built)
+        return self
+
+    def _rows(self, X: Any, y: Any = None, reset: bool = False) -> Any:
+        given: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+        if reset:
+            X, y = validate_data(self, on_host(X), y, **given)
+        else:
+            X = validate_data(self, on_host(X), reset=False, **given)
+        lack = np.argwhere(np.isnan(X))
+        if len(lack) and self.missing != "mean":
+            row, column = lack[0]
+            raise ValueError(
+                f"Input X contains NaN ({len(lack)} values, the first in row {row}, column "
+                f"{column}): fill them in, or set missing='mean' to put the mean of all sites' "
+                "training rows in their place"
+            )
+        return (X, y) if reset else X
+
+    def _objective(self, classes: np.ndarray, y: np.ndarray) -> Objective:
+        name = str(table_of(self.objective).get("name"))
+        if name not in OBJECTIVES:
+            raise ValueError(f"objective is {name!r}; {suggest(name, OBJECTIVES)}")
+        if len(classes) < 2:
+            raise ValueError(
+                f"y has 1 class only, {classes.tolist()[0]!r}: a classifier needs rows of two "
+                "classes at least"
+            )
+        objective = OBJECTIVES[name]
+        if len(classes) > 2 and objective.several is None:
+            several = [repr(n) for n, known in OBJECTIVES.items() if known.several]
+            raise ValueError(
+                "Only binary classification is supported. The type of the target is "
+                f"{type_of_target(y)} ({len(classes)} classes), but objective {name!r} ranks one "
+                f"class above one other: make two of them, or use {', '.join(several)}"
+            )
+        return objective
+
+    def _check_words(self, classes: np.ndarray) -> None:
+        self._wanted(len(classes))
+        self._positive_is_last(classes)
+        known = {"missing": ("refuse", "mean"), "keep": (None, "last", "best")}
+        for name, words in {**known, "calibration": CALIBRATIONS}.items():
+            if getattr(self, name) not in words:
+                given = getattr(self, name)
+                raise ValueError(f"{name} is {given!r}; {suggest(str(given), words)}")
+        share = self.validation_share
+        if not _is_number(share) or not 0 <= share < 1:
+            raise ValueError(
+                f"validation_share is {share!r}; give a share of at least 0 and below 1"
+            )
+        wanted = {
+            "keep='best'": self.keep == "best",
+            f"calibration={self.calibration!r}": self.calibration in ("platt", "isotonic"),
+            f"threshold={self.threshold!r}": isinstance(self.threshold, Mapping),
+        }
+        for name, needed in wanted.items():
+            if needed and not share:
+                raise ValueError(f"{name} needs validation rows: set validation_share above 0")
+            if needed and len(classes) > 2 and name != "keep='best'":
+                raise ValueError(
+                    f"{name} is for two classes, but y has {len(classes)}: leave it out"
+                )
+
+    def _seed(self) -> int:
+        state = self.random_state
+        if isinstance(state, int | np.integer):
+            return int(state)
+        return int(check_random_state(state).randint(2**31))
+
+    def _experiment(
+        self, objective: Objective, classes: int, seed: int
+    ) -> tuple[Experiment, Algorithm]:
+        """The settings as a file would have them, and the method."""
+        method, algorithm = self._algorithm(objective)
+        problem = objective.problem if classes == 2 else str(objective.several)
+        if problem == "worst_site" and isinstance(algorithm, ClientWeights):
+            # DRFA and AFL weigh sites by themselves; what they need is each site's loss.
+            average = OBJECTIVES["cross_entropy"]
+            problem = average.problem if classes == 2 else str(average.several)
+        options = {**table_of(self.objective), "name": problem}
+        own = isinstance(self.module, nn.Module) or callable(self.module)
+        model = None if own else part_of("model", table_of(self.module), "module")
+        share = float(self.validation_share)
+        bins = self.bins
+        if bins is None:
+            bins = BINS if self.standardise and not isinstance(self.module, nn.Module) else 0
+        rows = {"standardise": self.standardise, "bins": plain_of(bins)}
+        split = Split(1 - share, share, 0.0, **rows, seed=seed)
+        run = {
+            "rounds": self.rounds,
+            "seed": seed,
+            "batch_size": self.batch_size or 0,
+            "weights": self.weights,
+            "cohort": self.cohort,
+            "evaluate_every": self.evaluate_every,
+            "stop_early": self.stop_early,
+            "executor": self.executor,
+            "dtype": self.dtype,
+        }
+        if twice := [key for key in self.settings or () if key in run]:
+            raise ValueError(
+                f"settings has {twice[0]!r}, which is an argument of its own: give it there "
+                "(the seed is random_state)"
+            )
+        run = {key: plain_of(value) for key, value in {**run, **(self.settings or {})}.items()}
+        settings = Settings(**options_for(Settings, run, type(self).__name__))
+        part = part_of("problem", options, "objective")
+        return Experiment(Part("arrays", {}), part, method, model, split, settings), algorithm
+
+    def _algorithm(self, objective: Objective) -> tuple[Part, Algorithm]:
+        lr = objective.lr if self.method is None and self.lr is None else self.lr
+        given = {"lr": lr, "dual_lr": self.dual_lr, "local_steps": self.local_steps}
+        rates = {name: plain_of(value) for name, value in given.items() if value is not None}
+        if isinstance(self.method, Algorithm):
+            if rates:
+                raise ValueError(
+                    f"{next(iter(rates))} is given beside a method that is an object: set it there"
+                )
+            return Part(type(self.method).__name__, {}), self.method
+        table = table_of(objective.method if self.method is None else self.method)
+        kind = METHODS.get(str(table.get("name")))
+        if kind is not None:
+            known = [field.name for field in dataclasses.fields(kind)]
+            if "lr" in rates and "lr" not in known:
+                rates["primal_lr"] = rates.pop("lr")
+            if unknown := [name for name in rates if name not in known]:
+                raise ValueError(
+                    f"{unknown[0]} is given, but the method {table['name']!r} has none; its "
+                    f"options are {', '.join(known)}"
+                )
+        part = part_of("method", {**table, **rates}, "method")
+        return part, METHODS[part.name](**part.options)
+
+    def _own_module(self, experiment: Experiment, features: int, classes: int) -> dict[str, Any]:
+        """The user's module, if there is one, tried on two rows."""
+        if experiment.model is not None:
+            return {}
+        kind = CHOICES["problem"][experiment.problem.name]
+        outputs, made = kind.outputs_for(classes), self.module
+        if not isinstance(made, nn.Module):
+            with first_weights(experiment.run.seed):
+                made = made(features, outputs)  # type: ignore[operator]
+        if not isinstance(made, nn.Module):
+            raise ValueError(
+                f"module is or makes a {type(made).__name__}; give a torch.nn.Module, a function "
+                "(features, outputs) -> module, or one of " + ", ".join(CHOICES["model"])
+            )
+        first = next(made.parameters(), torch.zeros(0))
+        try:
+            tried = _outputs(made, np.zeros((2, features)), first.dtype)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the module does not take rows of {features} features: {error}"
+            ) from error
+        if tried.shape[1] != outputs:
+            raise ValueError(
+                f"the module returns {tried.shape[1]} numbers per row; for {classes} classes "
+                f"and this objective it must return {outputs}: end it with Linear(..., {outputs})"
+            )
+        return {"module": made}
+
+    def _keep(self, run: Run) -> None:
+        best = self.keep == "best" or (self.keep is None and run.best is not None)
+        if best and run.best is None:
+            raise ValueError(
+                "keep is 'best', but no evaluation could be judged by validation rows: use 'last'"
+            )
+        point = run.best.point if best and run.best is not None else run.point
+        self.module_, self.dual_ = run.module(best), point.y.numpy().copy()
+        self.history_, self.outcome_, self.rounds_ = run.history, run.outcome, run.rounds
+
+    # From scores to decisions
+
+    def _calibrate(self, built: Built) -> None:
+        self.calibration_: Platt | Isotonic | None = None
+        self.validation_counts_: Histogram | None = None
+        if len(self.classes_) == 2 and "validation" in built.clients.splits:
+            shards = built.clients.splits["validation"]
+            rows = [shards.rows(k) for k in range(len(built.clients))]
+            held = [(self._scores(r[0].numpy())[:, 0], r[1].numpy()) for r in rows]
+            least = getattr(built.problem, "least_per_bin", 0)
+
+            def ask(question: str, *arrays: np.ndarray) -> np.ndarray:
+                return np.sum([maps.answer(question, *s, *arrays, least=least) for s in held], 0)
+
+            self.validation_counts_ = maps.federated_counts(ask, least)
+            kind = self.calibration
+            if kind == "auto":
+                measure = OBJECTIVES[table_of(self.objective)["name"]].measure
+                kind = "platt" if measure == "auc" else "none"
+            if kind == "platt":
+                self.calibration_ = maps.federated_platt(ask)
+            elif kind == "isotonic":
+                self.calibration_ = maps.isotonic_from(self.validation_counts_)
+        self._set_threshold()
+
+    def operate_at(self, threshold: float | Mapping[str, float]) -> Self:
+        """Chooses another operating point, without training again: a probability, or
+        {"sensitivity": 0.9} or {"specificity": 0.9} on the validation rows."""
+        check_is_fitted(self)
+        before, self.threshold = self.threshold, threshold
+        try:
+            self._set_threshold()
+        except ValueError:
+            self.threshold = before
+            raise
+        return self
+
+    def _set_threshold(self) -> None:
+        counts, last = self.validation_counts_, self._positive_is_last(self.classes_)
+        wanted, value = self._wanted(len(self.classes_))
+        if len(self.classes_) > 2:
+            self.threshold_, self.operating_point_ = 0.0, None
+            return
+        # All below is about the last class: what is sensitivity for the first is its specificity.
+        other = {"sensitivity": "specificity", "specificity": "sensitivity"}
+        if wanted == "probability":
+            inverse = self.calibration_ or Platt(1.0, 0.0)
+            self.threshold_ = inverse.score_at(value if last else 1 - value)
+            point = None if counts is None else maps.at_score(counts, self.threshold_)
+        elif counts is None:
+            raise ValueError(f"threshold={self.threshold!r} needs validation rows: fit with some")
+        else:
+            point = maps.operating_point(counts, wanted if last else other[wanted], value)
+            self.threshold_ = point.score
+        if point is None:
+            self.operating_point_ = None
+            return
+        rates = {name: getattr(point, name if last else other[name]) for name in other}
+        probability = float(self._probabilities(np.array([self.threshold_]))[0, int(last)])
+        rows = cast(Histogram, counts).counts.sum(axis=1).astype(int).tolist()
+        sizes = dict(zip(("negatives", "positives"), rows if last else rows[::-1], strict=True))
+        self.operating_point_ = {**rates, "probability": probability, **sizes}
+
+    def _wanted(self, classes: int) -> tuple[str, float]:
+        given = self.threshold
+        if classes > 2 and given != 0.5:
+            raise ValueError(
+                f"threshold is {given!r}, but y has {classes} classes, of which the most probable "
+                "is predicted: leave threshold out"
+            )
+        table = given if isinstance(given, Mapping) else {"probability": given}
+        if len(table) == 1:
+            ((name, value),) = table.items()
+            known = ("probability", "sensitivity", "specificity")
+            if name not in known:
+                raise ValueError(f"threshold is by {name!r}; {suggest(str(name), known)}")
+            if _is_number(value) and 0 < value < 1:
+                return name, float(value)
+        raise ValueError(
+            f"threshold is {given!r}; give a probability between 0 and 1, {{'sensitivity': 0.9}} "
+            "or {'specificity': 0.9}"
+        )
+
+    def _positive_is_last(self, classes: np.ndarray) -> bool:
+        if self.pos_label is None:
+            return True
+        if len(classes) > 2:
+            raise ValueError(
+                f"pos_label is for two classes, but y has {len(classes)}: leave it out"
+            )
+        if self.pos_label not in classes.tolist():
+            raise ValueError(
+                f"pos_label is {self.pos_label!r}; give one of the classes, {classes.tolist()}"
+            )
+        return bool(classes[-1] == self.pos_label)
+
+    # Use
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Two classes: by how much the network's score is above the operating point, so that what
+        is above 0 counts as `classes_[1]`. Several: a logit per class."""
+        scores, place = self._scores_of(X), self.threshold_
+        if scores.ndim > 1:
+            return scores
+        if abs(place) == LARGEST:  # all rows are on one side; their order stays
+            return scores / (1 + np.abs(scores)) - np.copysign(2, place)
+        return scores - place
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, calibrated on validation rows as `calibration` says."""
+        return self._probabilities(self._scores_of(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class of each row: by the operating point, or the most probable of several."""
+        decision = self.decision_function(X)
+        numbers = decision.argmax(1) if decision.ndim > 1 else (decision > 0).astype(np.intp)
+        return self.classes_[numbers]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
+        """The measure of the objective on these rows; larger is better. See the class."""
+        y, weight = np.asarray(on_host(y)), sample_weight
+        measure = OBJECTIVES[table_of(self.objective)["name"]].measure
+        if measure == "auc":
+            if len(np.unique(y)) < 2:
+                raise ValueError(
+                    "the rows to score are of one class only, so they have no AUC: give rows of "
+                    "both, or use scoring='accuracy'"
+                )
+            positive = y == self.classes_[1]
+            return float(roc_auc_score(positive, self._scores_of(X), sample_weight=weight))
+        found = self.predict(X)
+        if measure == "worst_class":
+            groups = y
+        elif measure == "worst_site" and sites is not None:
+            groups = site_names(sites, len(y))
+        else:
+            return float(accuracy_score(y, found, sample_weight=weight))
+        weight = np.ones(len(y)) if weight is None else np.asarray(on_host(weight), np.float64)
+        parts = [groups == group for group in np.unique(groups)]
+        return min(float(np.average(found[p] == y[p], weights=weight[p])) for p in parts)
+
+    def _scores_of(self, X: Any) -> np.ndarray:
+        """The network's scores: a number per row, or one per row and class for several."""
+        check_is_fitted(self)
+        scores = self._scores(self.inputs_.transform(self._rows(X)))
+        return scores if len(self.classes_) > 2 else scores[:, 0]
+
+    def _scores(self, rows: np.ndarray) -> np.ndarray:
+        """The network's outputs, (rows, outputs), for encoded rows.
+
+        In double precision, so that a row's score does not depend on the rows beside it.
+        """
+        return _outputs(self.module_, rows, torch.float64)
+
+    def _probabilities(self, scores: np.ndarray) -> np.ndarray:
+        if scores.ndim > 1:
+            return torch.softmax(torch.from_numpy(scores), 1).numpy()
+        last = (self.calibration_ or Platt(1.0, 0.0)).probabilities(scores)
+        return np.stack([1 - last, last], axis=1)
+
+    # Files
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Writes the fitted model to a folder: model.safetensors and estimator.json.
+
+        A module, a method or a random state that is an object of yours is not written: `load` asks
+        for the module; the method is only needed to fit again.
+        """
+        check_is_fitted(self)
+        files.save(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike, module: nn.Module | None = None) -> Self:
+        """The model that `save` wrote. If it was trained with a module of your own, give one of
+        the same architecture; its weights are replaced in a copy."""
+        return files.load(cls, Path(folder), module)
+
+
+def _outputs(module: nn.Module, rows: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    module = copy.deepcopy(module).to(dtype).eval()
+    with torch.no_grad():
+        parts = torch.from_numpy(rows).to(dtype).split(_CHUNK)
+        found = torch.cat([module(part).reshape(len(part), -1) for part in parts])
+    return found.double().numpy()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(plain_of(value), int | float) and not isinstance(plain_of(value), bool)

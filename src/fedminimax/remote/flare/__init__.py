@@ -1,0 +1,1 @@
+"""Runs on NVIDIA FLARE (extra `nvflare`)."""

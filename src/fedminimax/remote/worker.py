@@ -1,0 +1,245 @@
+"""A site's part in a run: the phases it is asked for, each computed once, and its states on disk.
+
+A call may be lost, come twice, or be carried out after the server has given it up. So a state is
+stored under (round, phase, digest of the call) together with the reply, and a call names the state
+that it starts from: the last that the server accepted from this site. What came after that one is
+thereby undone. On disk are the state that the server accepted, the new one, and, in a round of
+several phases, that of the round's beginning, where a server that was killed starts again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedminimax.blocks.trees import built, form_of, leaves
+from fedminimax.engine.executors.debug import run_client
+from fedminimax.engine.job import PhaseJob, keeping, kept_type, stack
+from fedminimax.engine.round import Federation, init_new_clients, with_message_state
+from fedminimax.engine.state import checkpoint
+from fedminimax.engine.state.lock import locked
+from fedminimax.engine.state.store import Store
+from fedminimax.remote.wire import DIGEST, Message, in_order, numbered
+from fedminimax.types import Clock, Phase
+
+WAIT = 30.0  # seconds for another process of this site to be done with a call of the same run
+
+# Answers to these hold a number for every row. They stay where the rows are.
+OF_ROWS = ("scores",)
+
+
+class SiteError(ValueError):
+    """What a site does not do, in a sentence that the server may read."""
+
+
+class Key(NamedTuple):
+    """Of a state: after which phase it was, and a digest of the call that made it."""
+
+    round: int
+    phase: int
+    digest: str
+
+    @property
+    def file(self) -> str:
+        return f"state-{self.round:07d}-{self.phase:02d}-{self.digest}.safetensors"
+
+    def __str__(self) -> str:
+        return f"round {self.round}, phase {self.phase}"
+
+
+class State(NamedTuple):
+    key: Key
+    call: list[int]  # the server's number of the call that made it
+    kept: Any  # the fields that the method keeps or carries
+    stages: dict[str, Any]  # what is kept for each kind of message
+    reply: Message
+
+
+class States:
+    """The states of one run, in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def has(self, key: Key) -> bool:
+        return (self.folder / key.file).exists()
+
+    def read(self, key: Key) -> State:
+        tensors, about = checkpoint.read(self.folder / key.file)
+        parts: dict[str, dict[str, Tensor]] = {"kept": {}, "reply": {}, "stages": {}}
+        for name, tensor in tensors.items():
+            owner, _, rest = name.partition(".")
+            parts[owner][rest] = tensor
+        kept = built(about["kept"], parts["kept"])
+        reply = Message(about["reply"], parts["reply"])
+        stages = {
+            kind: built(form, parts["stages"], kind) for kind, form in about["stages"].items()
+        }
+        return State(Key(*about["key"]), about["call"], kept, stages, reply)
+
+    def write(self, state: State, keep: list[Key]) -> None:
+        """Of the others, only those to keep stay."""
+        tensors = {f"reply.{name}": vector for name, vector in state.reply.vectors.items()}
+        tensors |= {f"kept.{name}": vector for name, vector in leaves(state.kept)}
+        for kind, own in state.stages.items():
+            tensors |= leaves(own, f"stages.{kind}")
+        about = {
+            "stages": {kind: form_of(own) for kind, own in state.stages.items()},
+            "key": list(state.key),
+            "call": state.call,
+            "kept": form_of(state.kept),
+            "reply": state.reply.about,
+        }
+        checkpoint.write(self.folder / state.key.file, tensors, about)
+        named = {key.file for key in (*keep, state.key)}
+        for file in self.folder.glob("state-*.safetensors"):
+            if file.name not in named:
+                file.unlink(missing_ok=True)
+        for file in self.folder.glob(".state-*.partial"):  # of a process that was killed
+            file.unlink(missing_ok=True)
+
+    def last_call(self) -> list[int]:
+        """The latest call that left a state."""
+        files = self.folder.glob("state-*.safetensors")
+        calls = [checkpoint.read_about(file)["call"] for file in files]
+        return max(calls, default=[0, 0])
+
+
+class Worker:
+    """A site at work in one run. `federation` has the rows of this site alone, at its number."""
+
+    def __init__(self, run: str, name: str, number: int, federation: Federation, folder: Path):
+        self.run, self.name, self.number = run, name, number
+        self.federation = federation
+        self.states = States(folder)
+
+    def phase(self, message: Message) -> Message:
+        """The site's part of a phase; asked again, the same reply, unless it is wanted anew."""
+        # An engine may carry out a call that was given up beside the one that replaced it, in
+        # another thread, or in a process that was left over. Whose turn it is, the disk says.
+        with locked(self.states.folder, WAIT):
+            about = message.about
+            self._check_turn(about["call"])
+            start = _key(about["accepted"].get(self.name))
+            complete = _key(about["complete"].get(self.name))
+            key = Key(about["round"], about["phase"], self._digest(message, start))
+            if self.states.has(key) and self.name not in about["again"]:
+                state = self.states.read(key)._replace(call=about["call"])
+            else:
+                state = self._computed(message, key, start)
+            self.states.write(state, [k for k in (start, complete) if k is not None])
+            return state.reply
+
+    def answer(self, message: Message) -> Message:
+        """The answer to a question about all rows of a split."""
+        question, split = message.about["question"], message.about["split"]
+        if question in OF_ROWS:
+            raise SiteError(
+                f"the question {question!r} is for a number of every row: rows and their scores "
+                f"do not leave site {self.name!r}"
+            )
+        batch = self.federation.clients.splits[split].batch(self.number)
+        with torch.no_grad():
+            found = self.federation.problem.answer(question, in_order(message.vectors), batch)
+        return Message(self._about("ask") | {"question": question}, numbered(found))
+
+    def _about(self, kind: str) -> dict[str, Any]:
+        return {"kind": kind, "run": self.run, "site": self.name}
+
+    def _check_turn(self, call: list[int]) -> None:
+        last = self.states.last_call()
+        if call < last:
+            raise SiteError(
+                f"call {call} comes after call {last}, which replaced it: it is not carried out "
+                f"at site {self.name!r}"
+            )
+
+    def _digest(self, message: Message, start: Key | None) -> str:
+        told = {name: message.about[name] for name in ("run", "round", "phase", "clock", "form")}
+        told["start"] = None if start is None else list(start)
+        return Message(told, message.vectors).digest()
+
+    def _computed(self, message: Message, key: Key, start: Key | None) -> State:
+        about, federation = message.about, self.federation
+        algorithm, cohort = federation.algorithm, np.array([self.number])
+        phases = algorithm.phases(key.round)
+        clock = Clock.at(**about["clock"])
+        down = self._down(phases[key.phase], message, clock)
+        phase = phases[key.phase]._replace(broadcast=lambda server, clock: down)
+        before = self._start(start)
+        store = Store(algorithm.keep)
+        if before is not None:
+            kept = keeping(kept_type(algorithm.keep), before.kept)
+            store = Store(algorithm.keep, {self.number: kept})
+        init_new_clients(federation, store, cohort, phase, None, clock)
+        kept = store.load(cohort)
+        if key.phase > 0 and phase.cohort == "same":
+            # The phase before left more than what outlives a round.
+            assert before is not None
+            kept = stack([before.kept])
+        last = key.phase == len(phases) - 1
+        leave = kept_type(algorithm.keep if last else algorithm.keep + algorithm.carry)
+        iteration = about["clock"]["iteration"]
+        _, steps = federation.clock(key.round, key.phase, phase, cohort, iteration)
+        draws = federation.draws(phase, cohort, iteration, int(steps.max()))
+        job = PhaseJob(
+            problem=federation.problem,
+            phase=phase,
+            server=None,
+            kept=kept,
+            leave=leave,
+            draws=draws,
+            clock=clock,
+            cohort=cohort,
+            steps=steps,
+            weights=torch.ones(1, dtype=torch.float64),
+            messages=federation.messages,
+        )
+        stages = {} if before is None else dict(before.stages)
+        first = federation.initial_state(job) if federation.messages.keeps else None
+        if first is not None:
+            job = with_message_state(job, stack([stages.get(first.kind, first.kept)]))
+        up, left = run_client(job, 0)
+        if first is not None:
+            stages[first.kind] = left.messages
+        told = self._about("phase") | key._asdict()
+        reply = Message(told, dict(leaves(federation.messages.encode(up, clock))))
+        return State(key, about["call"], keeping(leave, left), stages, reply)
+
+    def _down(self, phase: Phase, message: Message, clock: Clock) -> Any:
+        """What the server has broadcast, as the type that the method has for it. What is in it is
+        told by the message: a server may have more to say later than at first."""
+        problem, algorithm = self.federation.problem, self.federation.algorithm
+        like = phase.broadcast(algorithm.init_server(problem, problem.start()), clock)
+        down = built(message.about["form"], message.vectors)
+        if down._fields != like._fields:
+            raise SiteError(
+                f"the call of round {int(clock.round)}, phase {int(clock.phase)}, holds "
+                f"{', '.join(down._fields)}, and not {', '.join(like._fields)}"
+            )
+        return type(like)(*down)
+
+    def _start(self, key: Key | None) -> State | None:
+        if key is None:
+            return None
+        if not self.states.has(key):
+            raise SiteError(
+                f"site {self.name!r} no longer has its state after {key}, from which the server "
+                "wants it to go on: put back its folder from a copy, or begin a new run"
+            )
+        return self.states.read(key)
+
+
+def _key(given: Any) -> Key | None:
+    """A key from a message; what is none could name another file."""
+    if given is None:
+        return None
+    round, phase, digest = given
+    if not (type(round) is type(phase) is int and DIGEST.fullmatch(str(digest))):
+        raise SiteError(f"{given!r} is not the key of a state")
+    return Key(round, phase, digest)
