@@ -111,6 +111,10 @@ def test_federated_auc_is_within_its_bound(sites, bins, exchanges, least):
     else:
         exact = roc_auc_score(labels, scores.astype(np.float64))
         assert abs(result.auc - exact) <= result.bound + 1e-12
+        precision = average_precision_score(labels, scores.astype(np.float64))
+        assert result.auprc is not None
+        assert result.auprc_bound is not None
+        assert abs(result.auprc - precision) <= result.auprc_bound + 1e-9
         assert auc(scores, labels) == pytest.approx(exact, abs=1e-12)
     check_small_counts(sites, heard, least)
 

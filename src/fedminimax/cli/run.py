@@ -152,6 +152,8 @@ def _tell(run: Run, folder: Path, options: argparse.Namespace) -> None:
     if kept["round"] < run.rounds:
         print(f"of round {kept['round']}, the best by validation; predict --last takes the last")
     judged = kept.get("test", kept.get("validation", {}))
+    if judged.get("auprc") is not None:
+        print(f"AUPRC {number_text(judged['auprc'])}, on the same rows")
     if judged.get("auc_interval"):
         low, high = judged["auc_interval"]
         print(f"95 % interval of the AUC {low:.3f} to {high:.3f}", end="; ")

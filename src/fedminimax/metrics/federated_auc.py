@@ -1,4 +1,4 @@
-"""The AUC of pooled scores, without the scores leaving the clients.
+"""The AUC and AUPRC of pooled scores, without the scores leaving the clients.
 
 Clients count their scores per class in common bins, the server adds the counts (it needs nothing
 but sums, so secure aggregation fits underneath) and reports
@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedminimax.metrics.precision_recall import auprc_from_counts
 from fedminimax.metrics.ranking import Flags, Floats, scores_and_labels
 
 Ask = Callable[..., np.ndarray]
@@ -45,7 +46,8 @@ LARGEST = float(np.finfo(np.float64).max)
 
 
 class FederatedAUC(NamedTuple):
-    """|auc - exact AUC of the reported rows| <= bound; both are None if a class is missing.
+    """|auc - exact AUC of the reported rows| <= bound; both are None if a class is missing. So are
+    `auprc` and its bound, from the same histograms (see `precision_recall`).
 
     `bins` is that of the histogram used, `exchanges` the number of histograms asked for.
     `withheld_positives` and `withheld_negatives` count the clients with too few rows of the class
@@ -60,6 +62,8 @@ class FederatedAUC(NamedTuple):
     negatives: int
     withheld_positives: int = 0
     withheld_negatives: int = 0
+    auprc: float | None = None
+    auprc_bound: float | None = None
 
 
 def federated_auc(
@@ -84,13 +88,19 @@ def federated_auc(
     for edges, counts, withheld in histograms(ask, bins, exchanges, least):
         negatives, positives = (int(total) for total in counts.sum(axis=1))
         value, bound = auc_from_counts(counts, edges) or (None, None)
-        kept = {"withheld_negatives": withheld[0], "withheld_positives": withheld[1]}
+        precision = dict(
+            zip(("auprc", "auprc_bound"), auprc_from_counts(counts, edges) or (), strict=False)
+        )
+        kept = {"withheld_negatives": withheld[0], "withheld_positives": withheld[1], **precision}
         sizes = {"bins": edges.size + 1, "positives": positives, "negatives": negatives}
         results.append(FederatedAUC(auc=value, bound=bound, exchanges=0, **sizes, **kept))
         if bound is None or bound <= target:
             break
     best = min(results, key=lambda result: result.bound or 0.0)
-    return best._replace(exchanges=len(results))
+    closest = min(results, key=lambda result: result.auprc_bound or 0.0)
+    return best._replace(
+        exchanges=len(results), auprc=closest.auprc, auprc_bound=closest.auprc_bound
+    )
 
 
 class Histogram(NamedTuple):

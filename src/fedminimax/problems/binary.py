@@ -97,9 +97,10 @@ class BinaryProblem(NetworkProblem):
         return found[rows][1]
 
     def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
-        """The loss, the federated AUC with its error bound, the AUC of each site, and the worst.
+        """The loss, the federated AUC and AUPRC with their error bounds, the AUC of each site, and
+        the worst.
 
-        Where rows can be seen, also the exact AUC with its confidence interval, and AUPRC.
+        Where rows can be seen, AUC and AUPRC are exact, and the AUC has a confidence interval.
         """
         at = (point.x,) if moments is None else (point.x, moments)
 
@@ -111,6 +112,9 @@ class BinaryProblem(NetworkProblem):
             "auc": federated.auc,
             "auc_federated": federated.auc,
             "auc_bound": federated.bound,
+            "auprc": federated.auprc,
+            "auprc_federated": federated.auprc,
+            "auprc_bound": federated.auprc_bound,
         }
         if ask.sees_rows:
             found |= _pooled(ask.each("scores", *at), ask.weights)

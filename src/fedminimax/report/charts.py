@@ -53,7 +53,7 @@ class Chart:
     title: str
     x: str
     series: tuple[Series, ...]
-    kind: Literal["lines", "roc"] = "lines"
+    kind: Literal["lines", "roc", "precision"] = "lines"  # the last two in the unit square
     log: bool = False  # the y axis
     cut: bool = False  # the y axis holds all but the first point of each line
 
@@ -183,7 +183,8 @@ def html(chart: Chart) -> str:
     x_ticks = "".join(_label(100 * across.at(v), text, "left") for v, text in across.ticks)
     title = escape(chart.title) + (CUT if chart.cut else "")
     return (
-        f'<figure class="chart {chart.kind}{" cut" if chart.cut else ""}'
+        f'<figure class="chart {"lines" if chart.kind == "lines" else "square"}'
+        f'{" cut" if chart.cut else ""}'
         f'{" many" if len(chart.series) > MANY else ""}" '
         f'data-name="{escape(chart.name)}"><figcaption>{title}</figcaption>'
         f'<div class="frame"><div class="y-ticks" aria-hidden="true">{y_ticks}</div>'
@@ -197,7 +198,7 @@ def html(chart: Chart) -> str:
 
 
 def axes(chart: Chart) -> tuple[Axis, Axis]:
-    if chart.kind == "roc":
+    if chart.kind != "lines":
         whole = Axis(0, 1, [(v / 5, number_text(v / 5, 0.2)) for v in range(6)])
         return whole, whole
     marks = [mark for line in chart.series for mark in line.marks]
@@ -225,7 +226,7 @@ def key(number: int) -> str:
 
 
 def _band(line: Series, across: Axis, up: Axis, kind: str) -> str:
-    """The range over runs; of a ROC curve, where it may run."""
+    """The range over runs; of a ROC curve and the like, where it may run."""
     lower, upper = line.lower, line.upper
     if kind == "lines":
         lower = tuple((mark.x, mark.low) for mark in line.marks)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from fedminimax.metrics.federated_auc import ROC
+from fedminimax.metrics.precision_recall import PrecisionRecall
 from fedminimax.report.charts import (
     Chart,
     Mark,
@@ -21,7 +23,7 @@ Asks = Mapping[int, Asked | str]  # of each group, by its number
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 ABBREVIATED = ("auc", "auprc")
 # Other views of the same number, which the tables have.
-DOUBLED = ("auc_federated", "auc_weighted", "auc_bound")
+DOUBLED = ("auc_federated", "auc_weighted", "auc_bound", "auprc_federated", "auprc_bound")
 
 ROWS = {"train": "training rows", "validation": "validation rows", "test": "test rows"}
 MEASURES = {
@@ -140,19 +142,37 @@ def pace(groups: Sequence[Group]) -> Chart | None:
 
 
 def roc(groups: Sequence[Group], asks: Asks) -> Chart | None:
-    lines, splits = [], set()
-    for group in groups:
-        found = asks.get(group.number)
-        if isinstance(found, Asked):
-            splits.add(found.split)
-            middle, lower, upper = (_pairs(thinned(part)) for part in found.curve)
-            marks = tuple(Mark(x, y, y, y) for x, y in middle)
-            band = (lower, upper) if found.bound > 0 else ((), ())
-            lines.append(Series(group.label, group.number, marks, 1, *band))
+    found = _asked(groups, asks)
+    lines = [_curve(group, told.curve, told.bound) for group, told in found]
     if not lines:
         return None
-    title = f"True positive rate on {' or '.join(ROWS[split] for split in sorted(splits))}"
+    title = f"True positive rate on {_rows_of(found)}"
     return Chart("roc", title, "false positive rate", tuple(lines), "roc")
+
+
+def precision_recall(groups: Sequence[Group], asks: Asks) -> Chart | None:
+    found = _asked(groups, asks)
+    lines = [_curve(group, told.precision, told.auprc_bound) for group, told in found]
+    if not lines:
+        return None
+    title = f"Precision on {_rows_of(found)}"
+    return Chart("precision-recall", title, "recall", tuple(lines), "precision")
+
+
+def _asked(groups: Sequence[Group], asks: Asks) -> list[tuple[Group, Asked]]:
+    told = [(group, asks.get(group.number)) for group in groups]
+    return [(group, found) for group, found in told if isinstance(found, Asked)]
+
+
+def _rows_of(found: Sequence[tuple[Group, Asked]]) -> str:
+    return " or ".join(ROWS[split] for split in sorted({told.split for _, told in found}))
+
+
+def _curve(group: Group, curve: ROC | PrecisionRecall, bound: float) -> Series:
+    middle, lower, upper = (_pairs(thinned(part)) for part in curve)
+    marks = tuple(Mark(x, y, y, y) for x, y in middle)
+    band = (lower, upper) if bound > 0 else ((), ())
+    return Series(group.label, group.number, marks, 1, *band)
 
 
 def words(name: str) -> str:

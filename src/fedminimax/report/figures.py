@@ -81,7 +81,7 @@ def draw_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
 def _chart(chart: Chart) -> Any:
     from matplotlib.figure import Figure
 
-    square = chart.kind == "roc"
+    square = chart.kind != "lines"
     many = len(chart.series) > MANY
     # Beside the chart, a list of names takes its own room.
     figure = Figure((4.5, 4.5) if square else (5.5, 3.5), layout=None if many else "constrained")
@@ -92,8 +92,9 @@ def _chart(chart: Chart) -> Any:
         colour = f"C{line.number % 10}"  # the same group has the same in all figures
         axis.plot(x, y, style, marker=marker, label=line.label, color=colour)
         _shade(axis, line, colour)
-    if square:
+    if chart.kind == "roc":
         axis.plot([0, 1], [0, 1], ":", color="grey", linewidth=0.8)
+    if square:
         axis.set_aspect("equal")
     if chart.log:
         axis.set_yscale("log")

@@ -82,7 +82,8 @@ def figures(groups: Sequence[Group], asks: Asks) -> list[Chart]:
     """The charts of the page, each once."""
     found = [chart for each in curves.learning(groups) for chart in each.charts.values()]
     found += curves.measures(groups)
-    found += [curves.roc(groups, asks), *map(curves.variables, groups)]
+    found += [curves.roc(groups, asks), curves.precision_recall(groups, asks)]
+    found += map(curves.variables, groups)
     found += [*curves.optimality(groups), curves.pace(groups)]
     return [chart for chart in found if chart is not None]
 
@@ -153,10 +154,12 @@ def _setting(value: str | None) -> str:
 
 def _outcome(groups: Sequence[Group]) -> str:
     best = _best(groups)
-    monitors = list(dict.fromkeys(group.first.monitor for group in groups))
+    names = dict.fromkeys(group.first.monitor for group in groups)
+    if "auc" in names:
+        names["auprc"] = None
     columns = [
         (split, name)
-        for name in monitors
+        for name in names
         for split in ("validation", "test", "train")
         if any(metric(split, name)(run.last) is not None for g in groups for run in g.runs)
     ]
@@ -286,23 +289,28 @@ def _roc(groups: Sequence[Group], asks: Asks) -> str:
                     pieces.named(group),
                     f"{found.auc:.4f} ± {pieces.bound(found.bound)}",
                     pieces.pair(record.get("auc_interval")),
+                    f"{found.auprc:.4f} ± {pieces.bound(found.auprc_bound)}",
                     f"{positives:,}",
                     f"{negatives:,}",
                 ]
             )
-    table = pieces.table(["Run", "Federated AUC", "95 % interval", "Positives", "Negatives"], rows)
+    headings = ["Run", "Federated AUC", "95 % interval", "Federated AUPRC"]
+    table = pieces.table([*headings, "Positives", "Negatives"], rows)
     several = any(len(group.runs) > 1 for group in groups)
     which = " Of several seeds it is that of the median run." if several else ""
     withheld = max((a.withheld for a in asks.values() if isinstance(a, Asked)), default=0)
     less = f" Sites that withhold a class for want of rows: {withheld}." if withheld else ""
     note = (
-        "<p>From the clients' counts of scores in bins, at the run's last point. The curve of the "
-        "scores themselves lies within the band: nowhere else can it be, given the counts. ± is "
-        "the largest error that this leaves in the AUC; the interval is what other patients, or "
-        f"rows, would change.{which}{less}</p>"
+        "<p>From the clients' counts of scores in bins, at the run's last point. The curves of the "
+        "scores themselves lie within the bands: nowhere else can they be, given the counts. ± is "
+        "the largest error that this leaves in the AUC and the AUPRC; the interval is what other "
+        "patients, or rows, would change. A ranking by chance has the share of positives as its "
+        f"AUPRC.{which}{less}</p>"
     )
     shown = [group for group in groups if isinstance(asks.get(group.number), Asked)]
-    body = f'<div class="beside">{charts.html(chart)}<div>{table}{note}</div></div>'
+    other = curves.precision_recall(groups, asks)
+    both = "".join(charts.html(each) for each in (chart, other) if each)
+    body = f'<div class="pair">{both}</div>{table}{note}'
     return f'<div class="linked">{pieces.legend(shown)}{body}</div>' + "".join(missing)
 
 

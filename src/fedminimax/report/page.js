@@ -72,7 +72,7 @@
     const data = JSON.parse(figure.querySelector("script").textContent);
     const plot = figure.querySelector(".plot");
     const [cursor, tip] = [plot.querySelector(".cursor"), plot.querySelector(".tip")];
-    const roc = data.kind === "roc";
+    const square = data.kind !== "lines";
     let at = null; // of the places of all lines, in order
 
     const lines = () =>
@@ -82,7 +82,7 @@
       });
     const places = () =>
       [...new Set(lines().flatMap((line) => line.marks.map((mark) => mark[0])))].sort((a, b) => a - b);
-    // Of a ROC curve: the most that can be had at this false positive rate.
+    // Of a ROC curve: the most that can be had at this false positive rate; of precision: at this recall.
     const reached = (marks, x) => marks.filter((mark) => mark[0] <= x).at(-1) ?? marks[0];
     const nearest = (marks, x) =>
       marks.reduce((best, mark) => (Math.abs(mark[0] - x) < Math.abs(best[0] - x) ? mark : best));
@@ -97,8 +97,8 @@
       const entry = made("div");
       entry.className = `c${line.number % 8}`;
       const value = made("span", text(mark[1]));
-      if (!roc && mark[4] > 1) value.append(made("small", ` ${text(mark[2])} to ${text(mark[3])}`));
-      if (!roc && mark[4] < line.runs) value.append(made("small", ` (${mark[4]} of ${line.runs} runs)`));
+      if (!square && mark[4] > 1) value.append(made("small", ` ${text(mark[2])} to ${text(mark[3])}`));
+      if (!square && mark[4] < line.runs) value.append(made("small", ` (${mark[4]} of ${line.runs} runs)`));
       entry.append(made("i"), made("em", line.label), value);
       return entry;
     };
@@ -109,13 +109,13 @@
       // A line that has no value near this place is not asked.
       const width = (data.x_range[1] - data.x_range[0]) / 40;
       const found = lines()
-        .map((line) => [line, (roc ? reached : nearest)(line.marks, x)])
-        .filter(([, mark]) => roc || Math.abs(mark[0] - x) <= width);
+        .map((line) => [line, (square ? reached : nearest)(line.marks, x)])
+        .filter(([, mark]) => square || Math.abs(mark[0] - x) <= width);
       if (!found.length) return;
       const left = 100 * share(x, data.x_range, false);
       cursor.style.left = `${left}%`;
       tip.replaceChildren(made("b", `${data.x}: ${text(x)}`), ...found.map(([line, mark]) => row(line, mark)));
-      if (roc) tip.append(made("small", `specificity ${text(1 - x)}`));
+      if (data.kind === "roc") tip.append(made("small", `specificity ${text(1 - x)}`));
       let height = 0;
       for (const [line, mark] of found) {
         const up = share(mark[1], data.y_range, data.log);

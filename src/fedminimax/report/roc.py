@@ -1,4 +1,5 @@
-"""The ROC curve of a finished run, from score histograms that its clients are asked for again."""
+"""The ROC curve of a finished run, and that of precision and recall, from score histograms that its
+clients are asked for again."""
 
 from __future__ import annotations
 
@@ -13,6 +14,11 @@ from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.settings import evaluated_clients
 from fedminimax.experiment import build, experiment_of, load
 from fedminimax.metrics.federated_auc import ROC, auc_from_counts, histograms, roc_from_counts
+from fedminimax.metrics.precision_recall import (
+    PrecisionRecall,
+    auprc_from_counts,
+    precision_recall_from_counts,
+)
 from fedminimax.problems.binary import BinaryProblem
 from fedminimax.problems.compositional_auc import CompositionalAUC
 
@@ -27,6 +33,9 @@ class Asked(NamedTuple):
     curve: ROC
     auc: float
     bound: float
+    precision: PrecisionRecall
+    auprc: float
+    auprc_bound: float
     rows: dict[str, tuple[int, int]]  # (negatives, positives) of each site
     withheld: int  # sites that report too few rows of a class to be counted
 
@@ -61,17 +70,20 @@ def asked(folder: Path, split: str) -> Asked | str:
     sites = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
     if other := _another(record[split]["sites"], {n: r[0] for n, r in sites.items()}):
         return f"the rows are not those that the run was evaluated on: {other}"
-    found = []
-    for edges, counts, withheld in histograms(summed, least=problem.least_per_bin):
+    areas, precisions, withheld = [], [], 0
+    for edges, counts, lack in histograms(summed, least=problem.least_per_bin):
         curve, value = roc_from_counts(counts, edges), auc_from_counts(counts, edges)
-        if curve is None or value is None:
+        other, mean = precision_recall_from_counts(counts, edges), auprc_from_counts(counts, edges)
+        if curve is None or value is None or other is None or mean is None:
             return f"the {split} rows that are reported are of one class"
-        found.append((curve, *value, max(withheld)))
-    curve, auc, bound, withheld = min(found, key=lambda each: each[2])
+        areas.append((curve, *value))
+        precisions.append((other, *mean))
+        withheld = max(lack)
+    best = [min(found, key=lambda each: each[2]) for found in (areas, precisions)]
     rows = {
         name: (int(negatives), int(positives)) for name, (_, negatives, positives) in sites.items()
     }
-    return Asked(split, curve, auc, bound, rows, withheld)
+    return Asked(split, *best[0], *best[1], rows, withheld)
 
 
 def _another(recorded: dict[str, float | None], now: dict[str, float]) -> str | None:

@@ -102,7 +102,10 @@ def compare_table(runs: Sequence[Compared]) -> Table:
     title = f"{metric} ({'higher' if larger else 'lower'} is better)"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     splits = [split] if split == "test" or "test" not in held else [split, "test"]
-    for heading in ("run", "method", "problem", "rounds", *splits, "gradients", "up", "down"):
+    # A ranking of few positives may have a high AUC, and yet few of its first rows are positive.
+    more = ["auprc"] if metric == "auc" else []
+    headings = [*splits, *(f"{name}, {splits[-1]}" for name in more)]
+    for heading in ("run", "method", "problem", "rounds", *headings, "gradients", "up", "down"):
         if heading in ("run", "method", "problem"):
             table.add_column(heading, overflow="fold")
         else:
@@ -115,6 +118,7 @@ def compare_table(runs: Sequence[Compared]) -> Table:
             entry.problem,
             str(last["round"]),
             *(number_text(last.get(s, {}).get(metric)) for s in splits),
+            *(number_text(last.get(splits[-1], {}).get(name)) for name in more),
             str(last["gradients"]),
             bytes_text(last["bytes_up"]),
             bytes_text(last["bytes_down"]),
