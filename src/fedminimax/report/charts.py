@@ -184,7 +184,7 @@ def html(chart: Chart) -> str:
     title = escape(chart.title) + (CUT if chart.cut else "")
     return (
         f'<figure class="chart {"lines" if chart.kind == "lines" else "square"}'
-        f'{" cut" if chart.cut else ""}'
+        f"{' cut' if chart.cut else ''}"
         f'{" many" if len(chart.series) > MANY else ""}" '
         f'data-name="{escape(chart.name)}"><figcaption>{title}</figcaption>'
         f'<div class="frame"><div class="y-ticks" aria-hidden="true">{y_ticks}</div>'
