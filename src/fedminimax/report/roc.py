@@ -79,11 +79,12 @@ def asked(folder: Path, split: str) -> Asked | str:
         areas.append((curve, *value))
         precisions.append((other, *mean))
         withheld = max(lack)
-    best = [min(found, key=lambda each: each[2]) for found in (areas, precisions)]
+    area = min(areas, key=lambda each: each[2])
+    precision = min(precisions, key=lambda each: each[2])
     rows = {
         name: (int(negatives), int(positives)) for name, (_, negatives, positives) in sites.items()
     }
-    return Asked(split, *best[0], *best[1], rows, withheld)
+    return Asked(split, *area, *precision, rows, withheld)
 
 
 def _another(recorded: dict[str, float | None], now: dict[str, float]) -> str | None:
