@@ -70,7 +70,9 @@ def asked(folder: Path, split: str) -> Asked | str:
     sites = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
     if other := _another(record[split]["sites"], {n: r[0] for n, r in sites.items()}):
         return f"the rows are not those that the run was evaluated on: {other}"
-    areas, precisions, withheld = [], [], 0
+    areas: list[tuple[ROC, float, float]] = []
+    precisions: list[tuple[PrecisionRecall, float, float]] = []
+    withheld = 0
     for edges, counts, lack in histograms(summed, least=problem.least_per_bin):
         curve, value = roc_from_counts(counts, edges), auc_from_counts(counts, edges)
         other, mean = precision_recall_from_counts(counts, edges), auprc_from_counts(counts, edges)
