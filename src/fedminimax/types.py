@@ -5,6 +5,10 @@ is a pure function. That is what lets the same method run client by client, unde
 at real sites.
 """
 
+# torch gives `tensordot` and `tolist` no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math
@@ -431,5 +435,5 @@ class Cost(NamedTuple):
     bytes_down: int = 0
     exchanges: int = 0  # sequential: the latency of a run is this many round trips
 
-    def __add__(self, other: tuple) -> Cost:  # type: ignore[override]
+    def __add__(self, other: tuple[int, ...]) -> Cost:  # type: ignore[override]
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))

@@ -52,7 +52,8 @@ def first_estimates(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
     """A client's own estimates, on one batch: the value of each level but the last; the gradient in
     what each level is given, the first of which is x; the gradient in y."""
-    F, inputs, pulls = SampledLevels(problem, batch), [point.x], []
+    F, inputs = SampledLevels(problem, batch), [point.x]
+    pulls: list[Pull] = []
     for k in range(1, problem.depth):
         value, pull = F.value_and_pull(k, inputs[-1])
         inputs.append(value)

@@ -71,7 +71,7 @@ def level_by_level(
     - client: the type of a client's state, of which all fields are kept or carried.
     """
     down: dict[str, Any] = {"broadcast": point.broadcast, "receive": point.receive}
-    phases = []
+    phases: list[Phase] = []
     for number, (parts, local_step, gradients) in enumerate(exchanges):
         phases.append(
             method.phase(
@@ -152,4 +152,6 @@ def _put(parts: tuple[Part, ...], state: Any, vectors: Any) -> Any:
 @cache
 def _type_of(parts: tuple[Part, ...]) -> Any:
     """The NamedTuple of the vectors that travel together."""
-    return namedtuple("Means", [part.name for part in parts])
+    # Which vectors depends on the depth: no type can be written down.
+    names = [part.name for part in parts]
+    return namedtuple("Means", names)  # pyright: ignore[reportUntypedNamedTuple, reportUnknownArgumentType]

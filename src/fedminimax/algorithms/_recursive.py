@@ -19,7 +19,8 @@ from fedminimax.types import Clock, Draw, Problem
 Projection = Literal["none", "ball", "third"]
 
 
-def check_settings(owner: str, rate: Rate, projection: Projection, radius: float) -> None:
+def check_settings(owner: str, rate: Rate, projection: str, radius: Any) -> None:
+    """Refuses settings with which no run can begin. `radius` may be anything: a user gave it."""
     check_weight(owner, "recursion_rate", rate)
     if projection not in get_args(Projection):
         known = " or ".join(get_args(Projection))

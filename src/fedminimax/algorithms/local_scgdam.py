@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._compositions import SampledLevels, first_estimates, pulled
+from fedminimax.algorithms._compositions import Pull, SampledLevels, first_estimates, pulled
 from fedminimax.algorithms._moving_average import Output, check_output, output_point
 from fedminimax.algorithms._tracked import check_weight
 from fedminimax.blocks.schedules import Rate, at
@@ -125,7 +125,8 @@ class LocalSCGDAM(Algorithm):
         u, v = client.momentum_x, client.momentum_y
         x = problem.project_x(plus(client.x, -lr * at(self.primal_lr, clock), u))  # 2
         y = problem.project_y(plus(client.y, lr * at(self.dual_lr, clock), v))
-        h, pulls = [x], []
+        h = [x]
+        pulls: list[Pull] = []
         for k, old in enumerate(client.inner, start=1):
             value, pull = F.value_and_pull(k, h[k - 1])
             h.append(average(old, value, lr * at(self.inner_rate, clock)))  # 3

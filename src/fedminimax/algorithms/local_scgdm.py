@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._compositions import SampledLevels, first_estimates, pulled
+from fedminimax.algorithms._compositions import Pull, SampledLevels, first_estimates, pulled
 from fedminimax.algorithms._moving_average import Output, check_output, output_point
 from fedminimax.algorithms._tracked import check_weight
 from fedminimax.blocks.schedules import Rate, at
@@ -111,7 +111,8 @@ class LocalSCGDM(Algorithm):
         lr, F = at(self.lr, clock), SampledLevels(problem, batch)
         v = client.momentum_x
         x = problem.project_x(plus(client.x, -lr * at(self.primal_lr, clock), v))  # 3
-        h, pulls = [x], []
+        h = [x]
+        pulls: list[Pull] = []
         for k, old in enumerate(client.inner, start=1):
             value, pull = F.value_and_pull(k, h[k - 1])
             h.append(average(old, value, lr * at(self.inner_rate, clock)))  # 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -69,7 +69,7 @@ def stay_on(cores: list[int]) -> None:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Generator[None, None, None]:
     """Within it an operation on the host is shared by so many threads."""
     before = torch.get_num_threads()
     if before == count:

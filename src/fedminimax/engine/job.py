@@ -1,5 +1,8 @@
 """One phase of one round, as an executor gets it, and the three things a client does in it."""
 
+# torch gives `from_numpy` no types.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import hashlib
@@ -11,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from types import FunctionType, MethodType, NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,7 +24,7 @@ from fedminimax.blocks.parted import whole as in_one_piece
 from fedminimax.blocks.trees import leaves, tree_map
 from fedminimax.data.batches import Draws
 from fedminimax.engine.profile import untimed
-from fedminimax.messages.stage import Messages, MessageState, bytes_of
+from fedminimax.messages.stage import Kept, Messages, MessageState, bytes_of
 from fedminimax.types import Clock, Draw, Phase, Problem, whole
 
 MESSAGES = "messages"  # the field of what a client keeps for the stages of its messages
@@ -35,7 +38,8 @@ class ClientError(RuntimeError):
 def kept_type(fields: tuple[str, ...]) -> type:
     """The NamedTuple of the fields that a client keeps; it is what `receive` sees of the client."""
     # A tuple without entries leaves no trace in a checkpoint: it is what a field is without one.
-    return namedtuple("Kept", fields, defaults=((),) * len(fields))
+    # Which fields depends on the method: no type can be written down.
+    return namedtuple("Kept", fields, defaults=((),) * len(fields))  # pyright: ignore[reportUntypedNamedTuple]
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class PhaseJob:
         return torch.from_numpy(numbers).to(self.clock.round.device)
 
     def client_kept(self, position: int) -> Any:
-        return tree_map(lambda field: field[position], self.kept)
+        return row_of(self.kept, position)
 
 
 class ClientResult(NamedTuple):
@@ -195,11 +199,11 @@ class RunningClient(NamedTuple):
     """A client in the middle of a phase."""
 
     client: Any  # the method's
-    messages: tuple  # what it keeps for the stages of its messages
+    messages: Kept  # what it keeps for the stages of its messages
 
 
 def begin(job: PhaseJob, kept: Any, clock: Clock) -> RunningClient:
-    messages = ()
+    messages: Kept = ()
     if MESSAGES in kept._fields:  # which are no business of the method's
         *own, messages = kept
         kept = kept_type(kept._fields[:-1])(*own)
@@ -224,7 +228,7 @@ class InitialState(NamedTuple):
     """What is kept at first for the messages of a phase."""
 
     kind: str  # equal for messages of one form, in one phase
-    kept: tuple | None  # by a client; None: not known in this process
+    kept: Kept | None  # by a client; None: not known in this process
     held: MessageState  # by the server
 
 
@@ -276,11 +280,12 @@ def hook_key(value: Any) -> Hashable:
         named = tuple(sorted((value.__kwdefaults__ or {}).items()))
         return value.__code__, hook_key(held), hook_key(value.__defaults__), hook_key(named)
     if isinstance(value, tuple):
-        return type(value), *map(hook_key, value)
+        parts = cast("tuple[Any, ...]", value)
+        return type(parts), *map(hook_key, parts)
     return value if isinstance(value, str | int | float | NoneType) else id(value)
 
 
-def keeping(kind: Any, client: Any, messages: tuple = ()) -> Any:
+def keeping(kind: Any, client: Any, messages: Kept = ()) -> Any:
     """Of a client, the fields that are kept."""
     return kind(*(messages if f == MESSAGES else getattr(client, f) for f in kind._fields))
 
@@ -288,6 +293,15 @@ def keeping(kind: Any, client: Any, messages: tuple = ()) -> Any:
 def at_step(clock: Clock, number: int | Tensor) -> Clock:
     step = number if isinstance(number, Tensor) else whole(number, clock.step.device)
     return clock._replace(step=step, iteration=clock.iteration + number)
+
+
+def row_of(stacked: Any, place: int) -> Any:
+    """The value of one client, from those of a cohort."""
+
+    def row(field: Tensor) -> Tensor:
+        return field[place]
+
+    return tree_map(row, stacked)
 
 
 def stack(values: Sequence[Any]) -> Any:

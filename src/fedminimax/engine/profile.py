@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 _NOTHING = nullcontext()
@@ -30,7 +30,7 @@ class Profile:
         self._calls: dict[str, int] = {}
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str) -> Generator[None, None, None]:
         start = time.perf_counter()
         try:
             yield

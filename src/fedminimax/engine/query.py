@@ -1,5 +1,9 @@
 """Questions to clients: what all who ask share, and asking simulated clients."""
 
+# torch gives `from_numpy` and `tolist` no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -32,7 +36,8 @@ class CountedQuery(ABC):
     ):
         self.shards = clients.splits[split]
         self.names: Sequence[str] = clients.names
-        self.weights, self.numbers = weights, range(len(clients))
+        self.weights = weights
+        self.numbers: Sequence[int] = range(len(clients))
         if numbers is not None:
             self.numbers = numbers.tolist()
             self.names = tuple(clients.names[k] for k in self.numbers)

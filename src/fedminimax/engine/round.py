@@ -1,6 +1,9 @@
 """The only loop: a round is its phases, a phase is broadcast, receive, local steps, send, mean,
 aggregate."""
 
+# torch gives `from_numpy` no types.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
@@ -31,7 +34,7 @@ from fedminimax.engine.job import (
 )
 from fedminimax.engine.state.store import ClientStore
 from fedminimax.messages.drift import Drift
-from fedminimax.messages.stage import Messages, MessageState
+from fedminimax.messages.stage import Kept, Messages, MessageState
 from fedminimax.random import distinct, key, words
 from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem
 
@@ -52,7 +55,10 @@ class Federation:
     first_sampler: Sampler | None  # of the batches that init_client needs
     backend: Backend = field(default_factory=Local)
     messages: Messages = field(default_factory=Messages)
-    initial_states: dict[Hashable, InitialState] = field(default_factory=dict)  # by kind of phase
+    # by kind of phase
+    initial_states: dict[Hashable, InitialState] = field(
+        default_factory=dict[Hashable, InitialState]
+    )
 
     @staticmethod
     def of(
@@ -336,7 +342,7 @@ def with_messages(
     return with_message_state(job, own.load(job.cohort).messages)
 
 
-def with_message_state(job: PhaseJob, messages: tuple) -> PhaseJob:
+def with_message_state(job: PhaseJob, messages: Kept) -> PhaseJob:
     """The phase, with what clients keep for the stages of their messages, stacked."""
     kind = kept_type((*job.kept._fields, MESSAGES))
     leave = kept_type((*job.leave._fields, MESSAGES))  # type: ignore[attr-defined]
@@ -434,7 +440,8 @@ def init_new_clients(
     batches, down = algorithm.init_batches, phase.broadcast(server, clock)
     sampler = federation.first_sampler
     draws = None if sampler is None else sampler.draw(new, 0, 1)
-    made, rows = [], 0
+    made: list[Any] = []
+    rows = 0
     for position, client in enumerate(new.tolist()):
         draw = None if draws is None else draws.client(position, 0, problem.depth)
         rows += 0 if draws is None else int(draws.sizes[position])

@@ -1,6 +1,10 @@
 """A run from set-up to result, whoever carries its clients: the session owns the run's folder, its
 lock, and the assembly of all that the trainer needs."""
 
+# torch gives `split` no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import dataclasses
@@ -8,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,9 +81,9 @@ class Session:
     settings: Settings
     messages: Messages = field(default_factory=Messages)
     start: Any = None
-    folder: str | os.PathLike | None = None
+    folder: str | os.PathLike[str] | None = None
     resume: bool = False
-    documents: Mapping[str, str] = field(default_factory=dict)
+    documents: Mapping[str, str] = field(default_factory=dict[str, str])
     backend: Backend = field(default_factory=Local)
     callbacks: Callbacks = field(default_factory=Callbacks)
 
@@ -164,7 +168,7 @@ class Session:
         return federation, state, digest
 
     @contextmanager
-    def _opened(self) -> Iterator[RunFolder | None]:
+    def _opened(self) -> Generator[RunFolder | None, None, None]:
         """The folder of the run, locked. Settings that turn out to be of no use leave none."""
         if self.folder is None:
             yield None
@@ -177,8 +181,9 @@ class Session:
             raise ValueError(f"there is no folder {place.path} to resume from: leave resume out")
         try:
             with self.backend.lock(place):
-                for name, text in {} if self.resume else self.documents.items():
-                    place.write_text(name, text)
+                if not self.resume:
+                    for name, text in self.documents.items():
+                        place.write_text(name, text)
                 yield place
         except ValueError as error:
             # What another process has in the folder stays.
@@ -296,9 +301,9 @@ def identity(federation: Federation, start: Point) -> str:
 
 def _settings(problem: Problem) -> dict[str, str]:
     """The problem's public attributes that are plain values or functions, and its module's text."""
-    found = {}
+    found: dict[str, str] = {}
     for name, value in sorted(vars(problem).items()):
-        values = value if isinstance(value, tuple) else (value,)
+        values: list[Any] = [*value] if isinstance(value, tuple) else [value]
         if not name.startswith("_") and all(isinstance(v, _PLAIN) or callable(v) for v in values):
             found[name] = repr([_code(v) if callable(v) else v for v in values])
     network = getattr(problem, "network", None)

@@ -85,7 +85,7 @@ def check_settings(settings: Settings, clients: Clients) -> None:
             f"{settings.cohort} clients per round were asked for, but there are {len(clients)}: "
             "lower cohort"
         )
-    asked = settings.evaluate_clients
+    asked: Any = settings.evaluate_clients  # whatever type a user gave it
     if asked is not None and not (isinstance(asked, int) and 1 <= asked <= len(clients)):
         raise ValueError(
             f"evaluate_clients is {asked!r}; give a whole number from 1 to {len(clients)}, the "

@@ -33,7 +33,7 @@ def simulate(
     evaluate_every: int = 10,
     stop_early: int | None = None,
     target: float | None = None,
-    folder: str | os.PathLike | None = None,
+    folder: str | os.PathLike[str] | None = None,
     start: Point | Tensor | nn.Module | None = None,
     allow_partial: bool = False,
     checkpoint_every: int | None = None,

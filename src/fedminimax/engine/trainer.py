@@ -353,7 +353,9 @@ class Trainer:
         }
         cost = Cost(*about["cost"])
         self.state = State(about["round"], about["iteration"], server, cost, held)
-        kind, kept, stages = kept_type(self.store.fields), {}, {}
+        kind = kept_type(self.store.fields)
+        kept: dict[int, Any] = {}
+        stages: dict[int, dict[str, Tensor]] = {}
         for owner, fields in parts.items():
             number = owner.removeprefix("client ")
             if number == owner or not self.backend.owns(int(number)):

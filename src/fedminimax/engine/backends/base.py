@@ -103,7 +103,7 @@ class Backend(ABC):
         query = self.query(problem, clients, "train", weights)
         return problem.prepare(query), query.cost
 
-    def folder(self, path: str | os.PathLike) -> RunFolder:
+    def folder(self, path: str | os.PathLike[str]) -> RunFolder:
         """The folder of the run, as this process may use it."""
         return RunFolder(path)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
@@ -40,7 +40,7 @@ def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = load(content)
         # Eight bytes say how long the header is, which is JSON.
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = json.loads(header["__metadata__"][_KEY])
+        about: Any = json.loads(header["__metadata__"][_KEY])
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         # RuntimeError: shapes that are none, and a text nested beyond Python's own limit.
         raise CheckpointError(f"these bytes are not a message of fedminimax ({error})") from error
@@ -50,15 +50,17 @@ def unpack(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(
             f"these bytes are not a message of fedminimax (nested more than {_DEEPEST} times)"
         )
-    return tensors, about
+    return tensors, cast("dict[str, Any]", about)
 
 
 def _deeper(value: Any, most: int) -> bool:
     """Level by level: a function that called itself could be made to do so too often."""
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(most):
-        tables = [part for part in level if isinstance(part, dict | list)]
-        level = [v for t in tables for v in (t.values() if isinstance(t, dict) else t)]
+        tables: list[Any] = [part for part in level if isinstance(part, dict | list)]
+        level = []
+        for table in tables:
+            level += table.values() if isinstance(table, dict) else table
         if not level:
             return False
     return True
@@ -104,10 +106,12 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _opened(path: Path) -> Generator[tuple[Any, dict[str, Any]], None, None]:
     try:
-        with safe_open(path, "pt") as file:
-            text = (file.metadata() or {}).get(_KEY)
+        opened: Any = safe_open(path, "pt")
+        with opened as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            text = metadata.get(_KEY)
             if text is None:
                 raise CheckpointError(
                     f"{path} is a safetensors file, but not one that fedminimax wrote"

@@ -19,11 +19,14 @@ at any moment:
   back are on the disk, the newest first.
 """
 
+# torch gives `from_numpy` no types.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -274,7 +277,7 @@ class DiskStore(ClientStore):
         return [*self._files, *([self._bits] if self._bits is not None else [])]
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self) -> Generator[None, None, None]:
         try:
             yield
         except OSError as error:
@@ -290,5 +293,5 @@ def _parts(clients: np.ndarray) -> Iterator[np.ndarray]:
         yield clients[first : first + _TOGETHER]
 
 
-def _text(kept: list[tuple]) -> str:
+def _text(kept: list[tuple[Any, ...]]) -> str:
     return ", ".join(f"{name} {tuple(shape)} {dtype}" for name, shape, dtype in kept)

@@ -28,7 +28,7 @@ from fedminimax.engine.state.checkpoint import CheckpointError
 
 
 class RunFolder:
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
         self.clients = self.path / "clients"
@@ -76,7 +76,7 @@ class RunFolder:
     def read_history(self) -> list[dict[str, Any]]:
         if not self.history.exists():
             return []
-        records = []
+        records: list[dict[str, Any]] = []
         for line in self.history.read_bytes().splitlines():
             try:
                 records.append(json.loads(line))
@@ -121,10 +121,11 @@ def _line(record: dict[str, Any]) -> str:
     """JSON has no NaN or infinity: they become null."""
 
     def plain(value: Any) -> Any:
+        parts: Any = value
         if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
+            return {key: plain(item) for key, item in parts.items()}
         if isinstance(value, list | tuple):
-            return [plain(item) for item in value]
+            return [plain(item) for item in parts]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return json.dumps(plain(record)) + "\n"

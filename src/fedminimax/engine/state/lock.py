@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class BusyError(ValueError):
 
 
 @contextmanager
-def locked(folder: Path, seconds: float = 60.0) -> Iterator[int]:
+def locked(folder: Path, seconds: float = 60.0) -> Generator[int, None, None]:
     """Locks a folder, and waits at most `seconds` for another process to release it.
 
     Where the system or its disk has no locks, nothing is locked. The lock lasts while its file

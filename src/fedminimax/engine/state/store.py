@@ -1,5 +1,8 @@
 """What clients keep between rounds: made at their first round, loaded for the cohort only."""
 
+# torch gives `from_numpy` no types.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.trees import built, form_of, leaves, tree_map
-from fedminimax.engine.job import MESSAGES, kept_type, stack
+from fedminimax.engine.job import MESSAGES, kept_type, row_of, stack
 
 
 class ClientStore(ABC):
@@ -182,9 +185,7 @@ class Store(ClientStore):
         own = dict(zip(cohort[held].tolist(), places.tolist(), strict=True))
         return stack(
             [
-                tree_map(lambda field, p=own[client]: field[p], self._stacked)
-                if client in own
-                else self._states[client]
+                row_of(self._stacked, own[client]) if client in own else self._states[client]
                 for client in cohort.tolist()
             ]
         )
@@ -192,7 +193,7 @@ class Store(ClientStore):
     def _write(self, clients: np.ndarray, places: np.ndarray, stacked: Any) -> None:
         for client, place in zip(clients.tolist(), places.tolist(), strict=True):
             # A copy: a view would keep the whole cohort's tensors alive.
-            self._states[client] = tree_map(lambda field, p=place: field[p].clone(), stacked)
+            self._states[client] = tree_map(torch.clone, row_of(stacked, place))
 
     def _all(self) -> dict[int, Any]:
         return self._states
@@ -202,8 +203,13 @@ class Store(ClientStore):
 
 
 def rows_of(stacked: Any, places: np.ndarray) -> Any:
+    """The states of some clients, from those of a cohort."""
     index = torch.from_numpy(places)
-    return tree_map(lambda field: field[index], stacked)
+
+    def some(field: Tensor) -> Tensor:
+        return field[index]
+
+    return tree_map(some, stacked)
 
 
 def _among(some: np.ndarray, others: np.ndarray) -> np.ndarray:
