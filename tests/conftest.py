@@ -1,6 +1,7 @@
 """fedminimax before torch: threads of one operation then do not keep each other off where several
 tests share the cores (engine/waiting.py)."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,11 @@ from fedminimax.remote.site_file import ALLOWED
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: looking through it for garbage again and again takes long."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -433,6 +433,7 @@ def test_mnist_has_its_counts():
     assert parts["train"].images.mean() / 255 == pytest.approx(0.1307, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CIFAR.is_file(), reason="the real CIFAR-10 is not at hand")
 def test_cifar10_has_the_counts_of_the_papers(monkeypatch):
     parts = CIFAR10(str(DATA)).pictures()

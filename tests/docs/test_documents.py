@@ -131,9 +131,16 @@ def commands(page: str) -> list[str]:
 
 
 PAGES_WITH_COMMANDS = sorted({b.page for b in BLOCKS if b.language == "bash"} - {*ELSEWHERE})
+MANY_FIGURES = "docs/results/README.md"
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page == MANY_FIGURES else [])
+        for page in PAGES_WITH_COMMANDS
+    ],
+)
 def test_commands_run_one_after_the_other(page, clone):
     for line in commands(page):
         program, *words = shlex.split(line, comments=True)

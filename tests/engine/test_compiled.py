@@ -49,6 +49,9 @@ ROUNDS = 5  # at least two of each kind in the rows whose stages have two rounds
 NEAR = [row for row in ROWS if row.distance is None]
 FIRST = first_of_each(NEAR)
 SIX = ("sgda", "codasca", "adafgda", "fess", "scgdam", "dr-scgd")
+SIX_ROWS = [row for row in FIRST if row.name in SIX]
+OTHERS = [row.name for row in NEAR if row not in SIX_ROWS]
+THREE = ("codasca", "fess", "scgdam")  # each kind of method, where its variants are traced again
 
 
 class AsTraced:
@@ -103,7 +106,10 @@ def outcome(row: Row, executor: Executor) -> tuple[Any, Any, Any]:
 
 
 def same(row: Row, executor: Executor) -> None:
-    server, states, cost = outcome(row, executor)
+    alike(row, *outcome(row, executor))
+
+
+def alike(row: Row, server: Any, states: Any, cost: Any) -> None:
     expected, kept, spent = outcome(row, Debug())
     assert cost == spent
     assert sorted(states) == sorted(kept)
@@ -113,33 +119,27 @@ def same(row: Row, executor: Executor) -> None:
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("row", marked(NEAR, lambda row: row.name in SIX))
+@pytest.mark.parametrize("row", marked(NEAR, lambda row: row.name in SIX, full=OTHERS))
 def test_a_graph_computes_what_clients_one_by_one_compute(row):
+    """Of the other methods test_rewrites.py plays the graphs that a compiler gets."""
     compiler = AsTraced()
     same(row, Compiled(compiler=compiler))
     phases = sum(len(row.algorithm.phases(round)) for round in range(ROUNDS))
     assert 0 < compiler.made < phases  # a graph serves all rounds of its kind
 
 
-LONG = ("scgdam", "dr-scgd")  # of which the fast tests compile two steps: three take long
-MINUTES = ("dr-scgda", "dr-scgda-printed", "dr-scgd-levels", "scgdm-levels", "smvr", "nlasg")
-
-
-@pytest.mark.parametrize(
-    "row", marked(FIRST, lambda row: row.name in SIX and row.name not in LONG, full=MINUTES)
-)
+@pytest.mark.parametrize("row", marked(FIRST, lambda row: row.name == "codasca", full=OTHERS))
 def test_machine_code_computes_what_clients_one_by_one_compute(row):
     same(row, Compiled())
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_machine_code_of_two_steps_computes_what_clients_one_by_one_compute(name):
-    (row,) = (row for row in FIRST if row.name == name)
-    fewer: Any = replace(row.algorithm, local_steps=2)  # type: ignore[call-arg]
+def test_machine_code_of_one_step_of_a_composition_computes_what_clients_one_by_one_compute():
+    (row,) = (row for row in FIRST if row.name == "scgdam")
+    fewer: Any = replace(row.algorithm, local_steps=1)  # type: ignore[call-arg]
     same(replace(row, algorithm=fewer), Compiled())
 
 
-@pytest.mark.parametrize("row", [row for row in FIRST if row.name in SIX], ids=lambda r: r.name)
+@pytest.mark.parametrize("row", marked(SIX_ROWS, lambda row: row.name in THREE))
 def test_what_a_graph_lends_is_copied_before_the_next_call(row):
     federation, state, store = federation_of(row.problem(), row.algorithm, row.clients())
     executor, seen = Compiled(compiler=Lent()), []
@@ -148,10 +148,10 @@ def test_what_a_graph_lends_is_copied_before_the_next_call(row):
         seen.append((state.server, tree_map(Tensor.clone, state.server)))
     for held, then in seen:
         assert all(torch.equal(a, b) for a, b in zip(flat(held), flat(then), strict=True))
-    same(row, Compiled(compiler=Lent()))
+    alike(row, state.server, store.states, state.cost)
 
 
-@pytest.mark.parametrize("row", [row for row in FIRST if row.name in SIX], ids=lambda r: r.name)
+@pytest.mark.parametrize("row", marked(SIX_ROWS, lambda row: row.name in THREE))
 def test_large_fields_have_the_same_mean(row, monkeypatch):
     monkeypatch.setattr(graphs, "SMALL", 0)
     same(row, Compiled(compiler=AsTraced()))
@@ -201,7 +201,7 @@ def test_executors_agree_in_single_precision(row):
         pytest.param(
             r,
             id=r.name,
-            marks=pytest.mark.slow if r.name in SIX and r.name not in LONG else pytest.mark.full,
+            marks=pytest.mark.slow if r.name in THREE else pytest.mark.full,
         )
         for r in FIRST
     ],
@@ -223,15 +223,21 @@ class Counting(Compiled):
         return done
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        CodaPlus(0.5, proximal=0.5, local_steps=1, stage_rounds=2, stage_output="last"),
-        Codasca(0.1, proximal=0.5, local_steps=1, stage_rounds=2),
-    ],
-    ids=["coda_plus", "codasca"],
+OF_STAGES = (
+    CodaPlus(0.5, proximal=0.5, local_steps=1, stage_rounds=2, stage_output="last"),
+    Codasca(0.1, proximal=0.5, local_steps=1, stage_rounds=2),
 )
-@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        pytest.param(OF_STAGES[0], 1, id="coda_plus-1"),
+        pytest.param(OF_STAGES[1], 1, id="codasca-1", marks=pytest.mark.slow),
+        pytest.param(OF_STAGES[0], 3, id="coda_plus-3", marks=pytest.mark.slow),
+        pytest.param(OF_STAGES[1], 3, id="codasca-3", marks=pytest.mark.slow),
+    ],
+)
 def test_machine_code_plays_stages_in_a_row(method, count):
     """What one client keeps of the clock is the clock's own number, which the next round has
     another of. The vectors are too large for the stack, on which all that is returned is copied."""
@@ -256,7 +262,7 @@ def test_machine_code_plays_stages_in_a_row(method, count):
     [
         pytest.param(torch.clone, 1, id="stack-1", marks=pytest.mark.slow),
         pytest.param(torch.clone, 2, id="stack-2"),
-        pytest.param(simplex, 1, id="sorted-1"),
+        pytest.param(simplex, 1, id="sorted-1", marks=pytest.mark.slow),
         pytest.param(simplex, 2, id="sorted-2", marks=pytest.mark.slow),
     ],
 )
@@ -421,7 +427,9 @@ def test_an_error_in_a_problem_names_the_client():
         play_round(federation, state, store, Compiled(compiler=AsTraced()))
 
 
-def test_drift_is_measured_beside_compiled_rounds():
+def test_drift_is_measured_beside_compiled_rounds(monkeypatch):
+    monkeypatch.setattr(compiled, "inductor", AsTraced())
+
     def drifts(executor: str) -> list[float]:
         run = simulate(
             Quadratic(3),

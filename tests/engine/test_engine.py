@@ -911,6 +911,7 @@ def uninterrupted(tmp_path_factory) -> bytes:
     return (folder / "final.safetensors").read_bytes()
 
 
+@pytest.mark.slow  # of the command line the fast tests have one
 def test_a_full_disk_is_a_sentence_and_the_run_can_go_on(tmp_path, uninterrupted):
     folder = tmp_path / "run"
     process = start(folder, limit=12_000)

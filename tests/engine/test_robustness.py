@@ -55,12 +55,13 @@ print(run.rounds)
 """
 
 
-def test_a_problem_of_functions_is_known_again_in_another_process(tmp_path):
-    said = []
-    for arguments in (["2", "new"], ["4", "resume"]):
-        command = [sys.executable, "-c", COMPOSED, str(tmp_path / "run"), *arguments]
-        said.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert [line.strip() for line in said] == ["2", "4"]
+def test_a_problem_of_functions_is_known_again_in_another_process(tmp_path, monkeypatch):
+    folder = str(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["-c", folder, "2", "new"])
+    exec(compile(COMPOSED, "<string>", "exec"), {"__name__": "__main__"})
+    command = [sys.executable, "-c", COMPOSED, folder, "4", "resume"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "4"
 
 
 def test_another_function_is_another_experiment(tmp_path):

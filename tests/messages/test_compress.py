@@ -150,23 +150,24 @@ class Naive(Stage):
         return self.stage.decode(self.stage.encode(up, clock), up, clock), kept
 
 
-METHODS = {
-    "sgda": LocalSGDA(0.1, 0.1, local_steps=1),
-    "codasca": Codasca(lr=0.02, local_steps=5, proximal=0.0, stage_rounds=1000),
+METHODS = {  # with the rounds that they take to arrive
+    "sgda": (LocalSGDA(0.1, 0.3, local_steps=1), 150),
+    "codasca": (Codasca(lr=0.02, local_steps=5, proximal=0.0, stage_rounds=1000), 400),
 }
 ARRIVES = {"eight_bit": EightBit(4), "top": TopK(0.3), "random": RandomCoordinates(0.5)}
 
 
 def wide_run(method: str, *stages: Stage) -> float:
     """The distance to the saddle."""
+    algorithm, rounds = METHODS[method]
     run = simulate(
         wide_quadratic(),
-        METHODS[method],
+        algorithm,
         noise_free(),
-        400,
+        rounds,
         executor="vectorised",
         dtype=torch.float64,
-        evaluate_every=400,
+        evaluate_every=rounds,
         messages=stages,
     )
     return run.history[-1]["train"]["distance"]

@@ -118,18 +118,42 @@ items = [
 """
 
 
-@pytest.fixture
-def papers(tmp_path, monkeypatch):
-    """A project with three entries, and without any image data."""
-    folder = tmp_path / "experiments" / "papers"
+def project(home, monkeypatch):
+    """Three entries, and no image data."""
+    folder = home / "experiments" / "papers"
     folder.mkdir(parents=True)
     for name, text in (("saddle", SADDLE), ("worse", WORSE), ("images", IMAGES)):
         (folder / f"{name}.toml").write_text(text)
     (folder / "contents.toml").write_text(CONTENTS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDMINIMAX_DATA", str(tmp_path / "nothing"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("FEDMINIMAX_DATA", str(home / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "nothing"))
     return folder
+
+
+@pytest.fixture
+def papers(tmp_path, monkeypatch):
+    return project(tmp_path, monkeypatch)
+
+
+COMMAND = ["reproduce", "saddle", "-o", "docs", "--folder"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A project in which an entry was run to its end."""
+    home = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        project(home, patch)
+        assert cli.main([*COMMAND, "here"]) == 0
+    return home
+
+
+@pytest.fixture
+def done(papers, finished):
+    """A copy of its runs, here, and of its pages and records, in docs."""
+    for name in ("here", "docs"):
+        shutil.copytree(finished / name, name)
 
 
 def said(capsys, *arguments):
@@ -598,6 +622,8 @@ def test_no_verdict_of_the_documents_rests_on_fewer_than_three_seeds():
 def test_the_pages_of_the_documents_are_made_of_the_records_without_data(
     tmp_path, capsys, monkeypatch
 ):
+    # Figures take most of the time and are not compared; tests/docs/test_documents.py draws them.
+    monkeypatch.setattr("fedminimax.report.reproduce.draw", lambda *given: None)
     results = PAPERS.parent.parent / "docs" / "results"
     shutil.copytree(results, tmp_path / "results")
     monkeypatch.chdir(PAPERS.parent.parent)
@@ -628,30 +654,28 @@ def test_a_real_entry_runs_at_the_quick_budget(name, tmp_path, capsys, monkeypat
     assert (tmp_path / f"{name}_quick.md").exists()
 
 
-def test_finished_runs_are_recorded_and_not_run_again_elsewhere(papers, monkeypatch):
-    command = ["reproduce", "saddle", "-o", "docs"]
-    assert cli.main([*command, "--folder", "here"]) == 0
+@pytest.mark.usefixtures("done")
+def test_finished_runs_are_recorded_and_not_run_again_elsewhere(monkeypatch):
     page = Path("docs/saddle.md").read_text()
     kept = sorted(Path("docs/records/saddle/full").iterdir())
     assert [path.name for path in kept] == [
         f"{label}_seed={seed}.jsonl" for label in ("corrected", "plain") for seed in (0, 1)
     ]
     monkeypatch.setattr(comparison_runs, "run_experiment", None)  # to call it would fail
-    assert cli.main([*command, "--folder", "there"]) == 0
+    assert cli.main([*COMMAND, "there"]) == 0
     assert not Path("there").exists()
     assert Path("docs/saddle.md").read_text() == page
-    assert cli.main([*command, "--folder", "there", "--done"]) == 0
+    assert cli.main([*COMMAND, "there", "--done"]) == 0
     assert Path("docs/saddle.md").read_text() == page
 
 
-def test_an_interrupted_entry_goes_on_elsewhere_with_what_was_recorded(papers):
-    command = ["reproduce", "saddle", "-o", "docs"]
-    assert cli.main([*command, "--folder", "here"]) == 0
+@pytest.mark.usefixtures("done")
+def test_an_interrupted_entry_goes_on_elsewhere_with_what_was_recorded():
     table = Path("docs/saddle.csv").read_text()
     missing = ["plain_seed=0", "plain_seed=1"]
     for name in missing:
         Path(f"docs/records/saddle/full/{name}.jsonl").unlink()
-    assert cli.main([*command, "--folder", "there", "--workers", "2"]) == 0
+    assert cli.main([*COMMAND, "there"]) == 0
     assert sorted(path.name for path in Path("there/saddle/full").iterdir()) == missing
     again = Path("docs/saddle.csv").read_text()
     cut = [[row.rpartition(",")[0] for row in text.splitlines()] for text in (again, table)]
@@ -669,36 +693,32 @@ def test_an_interrupted_entry_goes_on_elsewhere_with_what_was_recorded(papers):
         (lambda text: "[1]\n[2]", "damaged"),
     ],
 )
-def test_a_record_that_is_not_of_this_run_is_refused(papers, capsys, change, sentence):
-    command = ["reproduce", "saddle", "-o", "docs"]
-    assert cli.main([*command, "--folder", "here"]) == 0
+@pytest.mark.usefixtures("done")
+def test_a_record_that_is_not_of_this_run_is_refused(capsys, change, sentence):
     record = Path("docs/records/saddle/full/corrected_seed=0.jsonl")
     record.write_text(change(record.read_text()))
-    capsys.readouterr()
-    assert cli.main([*command, "--folder", "there"]) == 1
+    assert cli.main([*COMMAND, "there"]) == 1
     out = capsys.readouterr().out
     assert sentence in out
     assert "corrected_seed=0.jsonl" in out
 
 
-def test_a_record_is_good_without_options_that_came_later(papers):
-    command = ["reproduce", "saddle", "-o", "docs", "--folder"]
-    assert cli.main([*command, "here"]) == 0
+@pytest.mark.usefixtures("done")
+def test_a_record_is_good_without_options_that_came_later():
     record = Path("docs/records/saddle/full/corrected_seed=0.jsonl")
     shorter = record.read_text().replace('"allow_partial": false, ', "", 1)
     assert shorter != record.read_text()
     record.write_text(shorter)
-    assert cli.main([*command, "there"]) == 0
+    assert cli.main([*COMMAND, "there"]) == 0
     assert not Path("there").exists()
 
 
-def test_a_record_goes_before_an_unfinished_run(papers, monkeypatch):
-    command = ["reproduce", "saddle", "-o", "docs", "--folder"]
-    assert cli.main([*command, "here"]) == 0
+@pytest.mark.usefixtures("done")
+def test_a_record_goes_before_an_unfinished_run(monkeypatch):
     Path("here/saddle/full/plain_seed=0/final.safetensors").unlink()
     monkeypatch.setattr(comparison_runs, "resume", None)
-    assert cli.main([*command, "here", "--done"]) == 0
-    assert cli.main([*command, "here"]) == 0
+    assert cli.main([*COMMAND, "here", "--done"]) == 0
+    assert cli.main([*COMMAND, "here"]) == 0
 
 
 def test_quick_runs_leave_no_record(papers):

@@ -3,12 +3,12 @@ them; also as a JSON Schema, with which editors complete and check a file."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
 import types
 import typing
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from rich.markup import escape
@@ -156,11 +156,15 @@ def meaning(section: str, kind: Any, key: str) -> str:
 
 def _source(kind: Any) -> str:
     """The source of a class and of those that it extends, as far as there is any."""
-    found = []
-    for base in kind.__mro__[:-1]:
-        with contextlib.suppress(OSError, TypeError):  # made in an interpreter, or built in
-            found.append(inspect.getsource(base))
-    return "\n".join(found)
+    return "\n".join(map(_own_source, kind.__mro__[:-1]))
+
+
+@cache  # a source is asked for with every key, and found by parsing the whole file
+def _own_source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # made in an interpreter, or built in
+        return ""
 
 
 def type_text(hint: Any) -> str:

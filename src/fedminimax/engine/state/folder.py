@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ def _line(record: dict[str, Any]) -> str:
     return json.dumps(plain(record)) + "\n"
 
 
+@cache  # Git is asked once: a process runs the code that it has loaded
 def environment() -> dict[str, Any]:
     """What else decides the numbers of a run."""
     from fedminimax import __version__
