@@ -27,7 +27,7 @@ from fedminimax.engine import round as round_module
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.torchrun import joined, leave, rank
 from fedminimax.engine.simulate import Run, simulate
-from fedminimax.messages import CentredClipping, Clip, EightBit
+from fedminimax.messages import CentredClipping, Clip, EightBit, Masked
 from fedminimax.problems.cross_entropy import CrossEntropy
 
 FAULTY_ROUND = 7
@@ -41,6 +41,7 @@ def normalised() -> CrossEntropy:
 MESSAGES = {
     "stages": [Clip(0.5), Grid(0.001), CentredClipping(1.0)],
     "compressed": [EightBit()],
+    "masked": [Clip(0.5), Masked()],
 }
 STAGED = [Row(name, Codasca(lr=0.1, local_steps=2)) for name in MESSAGES]
 ROWS = (

@@ -15,6 +15,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.data.folder import Reading
 from fedminimax.data.prepare import Inputs, Split, auxiliary, inputs_of, prepare
 from fedminimax.data.sites import Schema
+from fedminimax.data.statistics import Total, plain_total
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.local import Local
 from fedminimax.engine.session import Run, Session
@@ -23,6 +24,7 @@ from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.checkpoint import CheckpointError
 from fedminimax.engine.state.folder import RunFolder, json_text
 from fedminimax.engine.trainer import best_of
+from fedminimax.messages.secure.fixed_point import answer_total
 from fedminimax.models.gan import Players
 from fedminimax.problems.network_problem import NetworkProblem
 from fedminimax.random import key
@@ -30,6 +32,10 @@ from fedminimax.types import Algorithm, Point, Problem
 
 PREPARATION = "preparation.json"
 SPLITS = ("train", "validation", "test")
+UNMASKED = (
+    'reduce is "masked": the sums of this simulation are those of a masked run between sites, but '
+    "nothing is masked here"
+)
 FACTS = ("dimension", "shape", "classes")  # what data that make their own clients may say
 
 
@@ -67,7 +73,8 @@ def assemble(experiment: Experiment, found: Read, algorithm: Algorithm) -> Built
     own = auxiliary(rows["train"], experiment.split.auxiliary)
     clients = Clients(**rows, names=found.names, auxiliary=own, **batches(experiment))
     about = {"supplied": supplied, **found.about}
-    return Built(problem, algorithm, clients, about, found.notes)
+    notes = [*found.notes, *([UNMASKED] if experiment.messages.masked else [])]
+    return Built(problem, algorithm, clients, about, notes)
 
 
 def read(experiment: Experiment) -> Read:
@@ -85,11 +92,12 @@ def read(experiment: Experiment) -> Read:
         facts = {name: getattr(data, name) for name in FACTS if hasattr(data, name)}
         return Read(rows, facts, {}, None, list(getattr(data, "notes", [])))
     least = experiment.problem.options.get("least_per_bin", 0)
-    return read_tables(data.read(), experiment.split, least)
+    total = answer_total if experiment.messages.masked else plain_total
+    return read_tables(data.read(), experiment.split, least, total)
 
 
-def read_tables(reading: Reading, split: Split, least: int = 0) -> Read:
-    prepared = prepare(reading, split, least)
+def read_tables(reading: Reading, split: Split, least: int = 0, total: Total = plain_total) -> Read:
+    prepared = prepare(reading, split, least, total)
     facts = {"features": len(prepared.inputs.outputs), "classes": prepared.schema.count}
     return Read(prepared.rows, facts, prepared.about(), prepared.names, prepared.notes)
 

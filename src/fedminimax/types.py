@@ -148,7 +148,8 @@ class Query(Protocol):
 
     `mean` weights clients as the run does, `sum` does not, `each` returns one reply per client and
     is meant for what a client may publish (its own AUC, its counts). `sees_rows` is true only in
-    the simulator, where exact pooled measures can be had. Every call is counted.
+    the simulator, where exact pooled measures can be had. `tells_each` is false at the sites of a
+    masked run, where `each` is refused. Every call is counted.
 
     >>> from fedminimax.data.clients import Clients
     >>> from fedminimax.engine.query import LocalQuery
@@ -161,6 +162,7 @@ class Query(Protocol):
     """
 
     sees_rows: bool
+    tells_each: bool
     names: Sequence[str]
     weights: Tensor
     sampled_positive_share: float | None  # of every batch, when batches are class-balanced
@@ -198,6 +200,8 @@ class Problem(ABC):
     dual_statistics: Any = None
     dual_from: Any = None
     best_dual_from: Any = None  # if the best y does not follow as a method's rule (CODA's) has it
+    # Has each client entries of its own in what is summed up? Then masks would hide nothing.
+    own_entries: ClassVar[bool] = False
     # Of questions whose answers have bounds: sites' replies are checked before they are used.
     checks: ClassVar[Mapping[str, AnswerCheck]] = {}
 

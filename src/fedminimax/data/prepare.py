@@ -14,7 +14,7 @@ from fedminimax.data.folder import Reading
 from fedminimax.data.imbalance import keep_positives
 from fedminimax.data.sites import DataError, Schema, Site, named
 from fedminimax.data.split import stratified_split
-from fedminimax.data.statistics import Standardiser, fit
+from fedminimax.data.statistics import Standardiser, Total, fit, plain_total
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def inputs_of(table: dict[str, Any]) -> Inputs:
     return Standardiser.from_json(table["standardiser"])
 
 
-def prepare(reading: Reading, split: Split, least: int = 0) -> Prepared:
+def prepare(reading: Reading, split: Split, least: int = 0, total: Total = plain_total) -> Prepared:
     """Only sums of the training rows decide how rows are imputed and encoded; with `least` > 1
-    counts of values are of groups of that many rows."""
+    counts of values are of groups of that many rows. `total` adds up what sites send."""
     if not 0 <= split.sites <= len(reading.sites):
         raise DataError(
             f"split.sites is {split.sites}, but there are {len(reading.sites)} sites; give at most "
@@ -91,7 +91,7 @@ def prepare(reading: Reading, split: Split, least: int = 0) -> Prepared:
         )
     reading = reading._replace(sites=reading.sites[: split.sites or None])
     parts = split_sites(reading.sites, split)
-    inputs = learnt(parts["train"], reading.schema, split, least)
+    inputs = learnt(parts["train"], reading.schema, split, least, total)
     return Prepared(
         tuple(site.name for site in reading.sites),
         {name: [rows(inputs, site) for site in sites] for name, sites in parts.items()},
@@ -101,13 +101,15 @@ def prepare(reading: Reading, split: Split, least: int = 0) -> Prepared:
     )
 
 
-def learnt(train: Sequence[Site], schema: Schema, split: Split, least: int = 0) -> Inputs:
-    """How rows are encoded, from the sums of these sites."""
+def learnt(
+    train: Sequence[Site], schema: Schema, split: Split, least: int = 0, total: Total = plain_total
+) -> Inputs:
+    """How rows are encoded, from the sums of these sites, which `total` adds up."""
     if not split.bins:
-        return scaled(fit(train), split)
+        return scaled(fit(train, total), split)
 
     def summed(edges: Sequence[np.ndarray]) -> np.ndarray:
-        return np.sum([answer(site.features, edges, least) for site in train], axis=0)
+        return total([answer(site.features, edges, least) for site in train])
 
     return encoding.fit(schema, summed, split.bins, split.rare)
 

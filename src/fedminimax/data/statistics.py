@@ -64,7 +64,15 @@ class Standardiser:
         )
 
 
-def fit(sites: Sequence[Site]) -> Standardiser:
+Total = Callable[[Sequence[np.ndarray]], np.ndarray]  # adds up what sites send
+
+
+def plain_total(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum in floating point."""
+    return np.sum(parts, axis=0)
+
+
+def fit(sites: Sequence[Site], total: Total = plain_total) -> Standardiser:
     """The standardiser of the pooled rows, from two exchanges of sums; give training rows only."""
     if not sites:
         raise DataError("There are no sites to fit the standardiser to; give at least one.")
@@ -73,7 +81,7 @@ def fit(sites: Sequence[Site]) -> Standardiser:
         check_columns(site.name, site.columns, columns)
 
     def summed(centre: np.ndarray | None) -> np.ndarray:
-        return np.sum([local_moments(site.features, centre) for site in sites], axis=0)
+        return total([local_moments(site.features, centre) for site in sites])
 
     return fit_sums(columns, summed)
 

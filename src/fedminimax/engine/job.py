@@ -177,7 +177,8 @@ def run_phase(
         server = job.phase.aggregate(job.problem, job.server, average, job.clock)
     # What is kept and also sent has a part in the average, which tells of it, if it is one; and
     # what clients have kept as it was, has been looked at before.
-    known = (found.up, job.kept) if job.messages.reducer.linear else job.kept
+    reducer = job.messages.reducer
+    known = (found.up, job.kept) if reducer.linear and not reducer.masked else job.kept
     bad = bad_field(arrived.up, average, server, found.kept, found.up, known=known)
     replies = int(job.clock.replies)
     return PhaseResult(

@@ -29,7 +29,8 @@ from fedminimax.engine.settings import Callbacks, Settings, check_settings
 from fedminimax.engine.state.folder import RunFolder
 from fedminimax.engine.state.lock import BusyError
 from fedminimax.engine.trainer import Best, Trainer
-from fedminimax.messages.stage import Messages
+from fedminimax.messages.secure.masked import LEAST_CLIENTS
+from fedminimax.messages.stage import Messages, Stage
 from fedminimax.metrics.optimality import DRIFT
 from fedminimax.problems.check_levels import check_levels
 from fedminimax.problems.network import in_precision
@@ -122,9 +123,12 @@ class Session:
             if not isinstance(value, kind):
                 raise ValueError(f"{name} is a {type(value).__name__}; give a {kind.__name__}")
         check_settings(settings, clients)
-        partial = settings.cohort_of(len(clients)) < len(clients)
+        cohort = settings.cohort_of(len(clients))
+        partial = cohort < len(clients)
         check_match(self.problem, algorithm, partial and not settings.allow_partial)
         check_messages(self.messages, algorithm, partial, settings.measures)
+        if self.messages.masked:
+            check_masked(self.messages, type(self.problem), algorithm, cohort)
         if algorithm.auxiliary and clients.auxiliary is None:
             raise ValueError(
                 f"{type(algorithm).__name__} needs rows at the server: give "
@@ -146,7 +150,7 @@ class Session:
         point = Point(*(v.to(where) for v in point))
         clients = self.clients.to(dtype, where)
         weights = clients.weight_vector(clients.weights or problem.client_weights)
-        problem, cost = backend.prepare(problem, clients, weights)
+        problem, cost = backend.prepare(problem, clients, weights, self.messages.masked)
         if backend.has_rows:
             check_levels(problem, point, clients.train.batch(0))
         federation = Federation.of(
@@ -256,6 +260,44 @@ def check_messages(
             f"the measure {DRIFT!r} needs means of what clients send, and {reducer} takes none: "
             "leave one of the two out"
         )
+
+
+def check_masked(
+    messages: Messages, problem: type[Problem], algorithm: Algorithm, cohort: int
+) -> None:
+    """Refuses what masked sums cannot hide, or cannot compute.
+
+    Arguments:
+        messages: the stages and the reducer.
+        problem: the class of the problem.
+        algorithm: the method.
+        cohort: how many clients take part in a round.
+    """
+    name = type(algorithm).__name__
+    if not algorithm.robust:
+        raise ValueError(
+            f"each client of {name} sends a vector in which only its own entry is not zero, so "
+            "that a masked sum would tell what each of them has sent: use another method, or leave "
+            'reduce = "masked" out'
+        )
+    if problem.own_entries:
+        raise ValueError(
+            f"in {problem.__name__} each client has entries of its own, so that a masked sum would "
+            'tell the loss of each: use another problem, or leave reduce = "masked" out'
+        )
+    if cohort < LEAST_CLIENTS:
+        raise ValueError(
+            f"{cohort} clients take part in a round, and a masked sum needs at least "
+            f"{LEAST_CLIENTS}: of two, each could tell what the other has sent. Let more take "
+            'part, or leave reduce = "masked" out'
+        )
+    for stage in messages.stages:
+        if type(stage).encode is not Stage.encode and not stage.adds:
+            raise ValueError(
+                f"what {type(stage).__name__} sends cannot be added up before it is opened, and "
+                'masked messages are opened as a sum: use compress = "random", leave '
+                f'{type(stage).__name__} out, or leave reduce = "masked" out'
+            )
 
 
 def start_point(problem: Problem, start: Any, dtype: str | None) -> Point:

@@ -88,7 +88,9 @@ class Trainer:
         """Questions about a split to the clients that evaluations ask."""
         federation = self.federation
         clients, weights = federation.clients, federation.weights
-        return self.backend.query(federation.problem, clients, split, weights, self.asked)
+        query = self.backend.query(federation.problem, clients, split, weights, self.asked)
+        query.masked = federation.messages.masked
+        return query
 
     def moments(self) -> Tensor | None:
         """The batch-norm moments of the server's point."""

@@ -7,6 +7,7 @@ from fedminimax.messages.clip import Clip
 from fedminimax.messages.compress import EightBit, RandomCoordinates, TopK
 from fedminimax.messages.drift import Drift
 from fedminimax.messages.robust import CentredClipping, Median, TrimmedMean
+from fedminimax.messages.secure.masked import Masked
 from fedminimax.messages.stage import Mean, Messages, MessageState, Reducer, Stage
 
 STAGES: dict[str, type[Stage]] = {
@@ -19,6 +20,7 @@ COMPRESSORS: dict[str, type[Stage]] = {
 }
 REDUCERS: dict[str, type[Reducer]] = {
     "mean": Mean,
+    "masked": Masked,
     "trimmed_mean": TrimmedMean,
     "median": Median,
     "centred_clipping": CentredClipping,
@@ -32,6 +34,7 @@ __all__ = [
     "Clip",
     "Drift",
     "EightBit",
+    "Masked",
     "Mean",
     "Median",
     "MessageState",

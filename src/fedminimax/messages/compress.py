@@ -213,6 +213,8 @@ class RandomCoordinates(Compressor):
     share: float = 0.1
     seed: int = 0
 
+    adds: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         check_share("RandomCoordinates", self.share)
         if not isinstance(self.seed, int):

@@ -88,6 +88,7 @@ class Stage:
 
     everyone: ClassVar[bool] = False  # must all clients take part in every phase?
     last: ClassVar[bool] = False  # must it be the last stage at a client?
+    adds: ClassVar[bool] = False  # if it encodes: is a sum of encoded messages that of their sum?
 
     def init_client(self, up: Message) -> Any:
         """What a client keeps for this stage between its rounds. `up` has the form of a reply."""
@@ -140,15 +141,26 @@ class Stage:
 class Reducer:
     """Makes one value of the replies of a cohort.
 
-    A linear one is a weighted sum: groups of clients, processes and compiled rounds each add up
-    their own part. One that is not linear gets all replies in one place.
+    A linear one is a weighted sum: groups of clients and processes each add up their own `part`,
+    and `whole` makes the mean of the sum of these. One that is not linear gets all replies in one
+    place.
     """
 
     linear: ClassVar[bool] = False
+    masked: ClassVar[bool] = False  # is its sum one of whole numbers, which sites can mask?
 
     def init_server(self, up: Message) -> Any:
         """What the server keeps for the reducer; it is part of every checkpoint."""
         return ()
+
+    def part(self, ups: Message, weights: Tensor) -> Message:
+        """Of a linear reducer, what these clients have in the sum."""
+        return mean(ups, weights)
+
+    def whole(self, total: Message, like: Message) -> Message:
+        """Of a linear reducer, the reply that the sum over all parts stands for. `like` is one
+        client's reply, or has its form."""
+        return total
 
     def reduce(
         self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
@@ -231,6 +243,11 @@ class Messages:
     def everyone(self) -> bool:
         """Must all clients take part in every phase?"""
         return any(stage.everyone for stage in self.stages)
+
+    @property
+    def masked(self) -> bool:
+        """Are replies and answers added up as whole numbers, which sites mask?"""
+        return self.reducer.masked
 
     @property
     def keeps(self) -> bool:

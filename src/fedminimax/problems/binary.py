@@ -97,8 +97,8 @@ class BinaryProblem(NetworkProblem):
         return found[rows][1]
 
     def evaluate(self, point: Point, ask: Query, moments: Tensor | None = None) -> Measures:
-        """The loss, the federated AUC and AUPRC with their error bounds, the AUC of each site, and
-        the worst.
+        """The loss, the federated AUC and AUPRC with their error bounds, and, where sites tell
+        theirs, the AUC of each site, and the worst.
 
         Where rows can be seen, AUC and AUPRC are exact, and the AUC has a confidence interval.
         """
@@ -118,6 +118,8 @@ class BinaryProblem(NetworkProblem):
         }
         if ask.sees_rows:
             found |= _pooled(ask.each("scores", *at), ask.weights)
+        if not ask.tells_each:
+            return found
         own = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
         sites = {name: (r[0] if r[0] >= 0 else None) for name, r in own.items()}
         worst = worst_site(sites, {n: (int(r[1]), int(r[2])) for n, r in own.items()})

@@ -30,6 +30,7 @@ class WorstSite(WorstGroup):
 
     word, words = "site", "sites"
     monitor = "worst_site_accuracy"
+    own_entries = True
 
     def __init__(self, module: nn.Module, sites: int):
         super().__init__(module, sites)

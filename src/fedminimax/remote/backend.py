@@ -143,7 +143,9 @@ class SiteBackend(Backend):
         batch = zero_rows(self.columns, clients.batch_size).train.batch(0)
         return SiteQuery(self.sites, problem, batch, clients, split, weights)
 
-    def prepare(self, problem: Problem, clients: Clients, weights: Tensor) -> tuple[Problem, Cost]:
+    def prepare(
+        self, problem: Problem, clients: Clients, weights: Tensor, masked: bool = False
+    ) -> tuple[Problem, Cost]:
         return self._prepared()
 
     def lock(self, folder: RunFolder) -> Any:

@@ -132,6 +132,10 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
     _check_settings(experiment, names)
     partial = run.cohort_of(len(names)) < len(names) or faults.policy == "skip"
     check_messages(experiment.messages, algorithm, partial)
+    if experiment.messages.masked:
+        raise ConfigError(
+            '[messages] reduce is "masked", which sites cannot send yet: simulate, or leave it out'
+        )
     if faults.policy == "skip" and not algorithm.partial and not run.allow_partial:
         raise ConfigError(
             f"{name} is defined for rounds in which all sites take part, so none can be skipped: "

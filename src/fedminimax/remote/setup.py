@@ -71,7 +71,7 @@ class RecordingQuery:
 
     def __init__(self, ask: SiteQuery):
         self.sees_rows, self.names, self.weights = ask.sees_rows, ask.names, ask.weights
-        self.sampled_positive_share = ask.sampled_positive_share
+        self.sampled_positive_share, self.tells_each = ask.sampled_positive_share, ask.tells_each
         self._ask = ask
         self.record: list[Table] = []
         self.answers: dict[str, Tensor] = {}
@@ -101,7 +101,7 @@ class RecordingQuery:
 class ReplayedQuery:
     """The same questions, answered from the record."""
 
-    sees_rows = False
+    sees_rows, tells_each = False, True
 
     def __init__(self, setup: Setup, weights: Tensor, positive_share: float | None):
         self.names: Sequence[str] = tuple(setup.about["names"])

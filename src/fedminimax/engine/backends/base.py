@@ -98,9 +98,13 @@ class Backend(ABC):
     ) -> CountedQuery:
         """Questions about one split to the clients of these numbers, or to all."""
 
-    def prepare(self, problem: Problem, clients: Clients, weights: Tensor) -> tuple[Problem, Cost]:
-        """The problem with what it learns from the clients before round 0, and what that cost."""
+    def prepare(
+        self, problem: Problem, clients: Clients, weights: Tensor, masked: bool = False
+    ) -> tuple[Problem, Cost]:
+        """The problem with what it learns from the clients before round 0, and what that cost;
+        `masked`: answers are added up as whole numbers."""
         query = self.query(problem, clients, "train", weights)
+        query.masked = masked
         return problem.prepare(query), query.cost
 
     def folder(self, path: str | os.PathLike[str]) -> RunFolder:

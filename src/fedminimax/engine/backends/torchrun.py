@@ -30,7 +30,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedminimax.blocks.trees import built, flat, form_of, leaves, rebuilt
+from fedminimax.blocks.trees import built, flat, form_of, leaves, rebuilt, tree_map
 from fedminimax.data.clients import Clients
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.local import Local
@@ -48,7 +48,7 @@ from fedminimax.engine.job import (
 from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.folder import RunFolder
-from fedminimax.messages.stage import MessageState, mean
+from fedminimax.messages.stage import MessageState
 from fedminimax.types import Cost, Problem
 
 if TYPE_CHECKING:
@@ -163,18 +163,23 @@ class Torchrun(Backend):
 
     def _mean(self, job: PhaseJob, found: ClientResult, place: str) -> Reduced:
         """The sum over processes of each one's part of the weighted mean."""
-        here = len(job.cohort)
-        own = mean(found.up, job.weights) if here else None
-        flawed = bool(here) and bad_field(own, found.kept) is not None
+        here, reducer = len(job.cohort), job.messages.reducer
+        own = reducer.part(found.up, job.weights) if here else None
+        like = tree_map(lambda field: field[0], found.up) if here else None
+        # Words of what is not finite do not tell of it.
+        told_of = found.up if reducer.masked else own
+        flawed = bool(here) and bad_field(told_of, found.kept) is not None
         told = self.share(place, here, int(flawed))
         busy = [rank for rank, numbers in enumerate(told) if numbers[0]]
         if sum(numbers[0] for numbers in told) != int(job.clock.replies):
             raise ValueError(f"{place}: the processes have not drawn the same clients")
         if len(busy) < self.size:
             # A process without clients in this phase does not know what they send.
-            form = json.loads(self.text_of(busy[0], json.dumps(_form(own))))
-            own = _blank(form, job.clock.round.device) if own is None else own
-        return Reduced(self._sum_of(own), job.held, any(numbers[1] for numbers in told))
+            forms = json.loads(self.text_of(busy[0], json.dumps([_form(own), _form(like)])))
+            if not here:
+                own, like = (_blank(form, job.clock.round.device) for form in forms)
+        arrived = reducer.whole(self._sum_of(own), like)
+        return Reduced(arrived, job.held, any(numbers[1] for numbers in told))
 
     def _gathered(self, job: PhaseJob, found: ClientResult, place: str) -> Reduced:
         """What the reducer makes of all replies, at every process."""

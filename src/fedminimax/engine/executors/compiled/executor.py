@@ -47,6 +47,7 @@ from fedminimax.engine.job import (
     at,
     stack,
 )
+from fedminimax.messages.stage import Mean
 from fedminimax.types import Clock, Phase
 
 MOST_KINDS = 64  # of phases, in a run
@@ -98,7 +99,7 @@ class Compiled(Executor):
 
     def exchange(self, job: PhaseJob) -> PhaseResult:
         # The machine code is the host's, and adds up replies.
-        if job.clock.round.device.type != "cpu" or not job.messages.reducer.linear:
+        if job.clock.round.device.type != "cpu" or job.messages.reducer != Mean():
             return self.eager.exchange(job)
         parts = self._parts(job)
         done = self._in_groups(job, stack([job.clock]), parts) if parts else self._at_once(job)
@@ -124,7 +125,7 @@ class Compiled(Executor):
         return graph.exchanged(job, state)
 
     def repeat(self, job: PhaseJob, clocks: Clock) -> PhaseResult | None:
-        if job.clock.round.device.type != "cpu" or not job.messages.reducer.linear:
+        if job.clock.round.device.type != "cpu" or job.messages.reducer != Mean():
             return None
         parts = self._parts(job)
         together = partial(self._in_groups, parts=parts) if parts else self._in_a_row
