@@ -25,6 +25,7 @@ from sklearn.metrics import roc_auc_score
 
 from fedminimax import cli
 from fedminimax.algorithms import METHODS
+from fedminimax.cli import init
 from fedminimax.config import CHOICES, options_of
 from fedminimax.data.tables import read_table
 from fedminimax.experiment import load, preparation
@@ -349,9 +350,10 @@ def test_a_disk_that_is_full_from_the_start_leaves_nothing(home, refused, monkey
 def test_compare_ranks_by_validation_rows(home, run):
     for number, lr in enumerate(("1e-6", "0.5", "0.05"), start=1):
         run("run", "mine.toml", f"method.lr={lr}", "--quiet", "--folder", f"r{number}")
-    history = {name: records(name)[-1] for name in ("r1", "r2", "r3")}
+    history = {name: load(name).kept for name in ("r1", "r2", "r3")}
+    ends = {name: records(name)[-1] for name in history}
     # Test rows must not decide: here they would decide otherwise.
-    record = history["r1"]
+    record = history["r1"] = ends["r1"]
     record["validation"]["auc"], record["test"]["auc"] = 0.01, 0.99
     Path("r1/history.jsonl").write_text(json.dumps(record) + "\n")
     order = sorted(history, key=lambda name: -history[name]["validation"]["auc"])
@@ -368,9 +370,21 @@ def test_compare_ranks_by_validation_rows(home, run):
     assert [row[0] for row in rows] == order
     for row in rows:
         record = history[row[0]]
-        assert row[1:4] == ["codasca", "auc", "6"]
-        assert row[4:6] == [f"{record[split]['auc']:.4g}" for split in ("validation", "test")]
-        assert row[6] == str(record["gradients"])
+        assert row[1:5] == ["codasca", "auc", "linear", "6"]
+        assert row[5:7] == [f"{record[split]['auc']:.4g}" for split in ("validation", "test")]
+        assert row[7] == f"{record['test']['auprc']:.4g}"
+        assert row[8] == "33.3%"
+        assert row[9] == str(ends[row[0]]["gradients"])
+
+
+def test_compare_refuses_different_rows(home, run, refused):
+    run("run", "mine.toml", "--quiet", "--folder", "r1")
+    run("run", "mine.toml", "split.seed=1", "--quiet", "--folder", "r2")
+    run("run", "mine.toml", 'data.drop=["patient", "age"]', "--quiet", "--folder", "r3")
+    said = refused("compare", "r1", "r2")
+    assert "judged on different rows: split.seed is 0 in r1 and 1 in r2. Leave one out" in said
+    assert "r2" in run("compare", "r1", "r2", "--anyway").out
+    assert "r3" in run("compare", "r1", "r3").out  # other columns of the same rows
 
 
 def test_lower_is_better_for_a_distance(home, run):
@@ -613,6 +627,12 @@ def test_init_writes_an_experiment_that_runs(home, run):
     assert "# 'disease' is the label" in Path("sites.toml").read_text()
     assert "finished" in run("run", "sites.toml", "rounds=1", "--quiet").out
     assert "patient,score,probability,class" in run("predict", "runs/sites-1", "sites/east.csv").out
+
+
+def test_init_has_the_settings_of_the_example():
+    written = tomllib.loads(init.REST)
+    example = tomllib.loads((ROOT / "experiments" / "my_sites.toml").read_text())
+    assert written == {key: value for key, value in example.items() if key != "data"}
 
 
 def one_file(*columns):

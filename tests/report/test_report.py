@@ -1,5 +1,6 @@
 """`fedminimax report`: the numbers of the page are those of the runs, and it needs only itself."""
 
+import hashlib
 import importlib
 import json
 import re
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from browser import CHROMIUM, Browser
-from sklearn.metrics import roc_curve
+from scipy.stats import binomtest
+from sklearn.metrics import average_precision_score, roc_curve
 
 import fedminimax as fm
 from fedminimax import cli
@@ -26,9 +28,12 @@ from fedminimax.metrics.federated_auc import (
     histogram,
     roc_from_counts,
 )
-from fedminimax.report import curves, figures, html
+from fedminimax.metrics.ranking import auc_interval
+from fedminimax.report import curves, figures, html, quality
 from fedminimax.report.charts import Chart, Mark, Series, axis, log_axis, starts_far_off
 from fedminimax.report.charts import html as drawn
+from fedminimax.report.operating import calibration_of
+from fedminimax.report.page import own as page_file
 from fedminimax.report.roc import Asked
 from fedminimax.report.runs import grouped, runs_in
 from fedminimax.report.tracking import scalars
@@ -55,11 +60,11 @@ executor = "vectorised"
 """
 
 
-def table(rows=240):
+def table(rows=240, of=5, positive=2):
     random = np.random.default_rng(0)
     lines = ["site,age,marker,disease"]
     for i in range(rows):
-        label, site = int(i % 5 < 2), SITES[i % 3].replace('"', '""')
+        label, site = int(i % of < positive), SITES[i % 3].replace('"', '""')
         age, marker = 50 + 10 * random.normal(), random.normal() + 0.8 * label
         lines.append(f'"{site}",{age:.1f},{marker:.3f},{label}')
     return "\n".join(lines) + "\n"
@@ -105,6 +110,13 @@ def records(home, name):
     return [json.loads(line) for line in text.splitlines()]
 
 
+def kept(home, name):
+    """The record of the model that the run returns: of the best round by validation rows."""
+    found = records(home, name)
+    monitor = "auc" if "auc" in found[0]["validation"] else "worst_class_accuracy"
+    return max(found, key=lambda record: (record["validation"][monitor], -record["round"]))
+
+
 class Page(HTMLParser):
     """The charts' data, the tables' cells, the text, and the tags of a page."""
 
@@ -112,6 +124,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
+        self.source = text
         self.text, self.tags, self.attributes, self.open = "", [], [], []
         self.charts, self.tables, self.ids = {}, [], []
         self.feed(text)
@@ -241,23 +254,24 @@ def test_a_long_dual_is_not_recorded():
 
 def test_site_table_names_the_worst(home, report):
     page, _ = report("auc-0")
-    rows = page.table("Site", "Rows", "Positive")
-    last = records(home, "auc-0")[-1]["test"]
+    rows = page.table("Site", "Rows", "Positives")
+    last = kept(home, "auc-0")["test"]
     assert set(rows) == set(SITES)
     clients = build(experiment_of(home / "runs" / "auc-0")).clients
     for name in SITES:
         labels = clients.splits["test"].rows(clients.names.index(name))[1]
         row = rows[name]
         assert row["Rows"] == str(len(labels))
-        assert row["Positive"] == f"{float((labels > 0).float().mean()):.0%}"
+        positive = int((labels > 0).sum())
+        assert row["Positives"] == f"{positive} {positive / len(labels):.1%}"
         assert row["codasca"].split()[0] == f"{last['sites'][name]:.3f}"
         assert ("worst" in row["codasca"]) is (name == last["worst_site"])
 
 
 def test_site_table_over_seeds(home, report):
     page, _ = report("auc-0", "auc-1")
-    rows = page.table("Site", "Rows", "Positive")
-    both = [records(home, f"auc-{seed}")[-1]["test"]["sites"] for seed in (0, 1)]
+    rows = page.table("Site", "Rows", "Positives")
+    both = [kept(home, f"auc-{seed}")["test"]["sites"] for seed in (0, 1)]
     middles = {name: statistics.median(sites[name] for sites in both) for name in SITES}
     for name, row in rows.items():
         values = sorted(sites[name] for sites in both)
@@ -267,7 +281,7 @@ def test_site_table_over_seeds(home, report):
 
 def test_classes_have_a_table(home, report):
     page, _ = report("fair")
-    last = records(home, "fair")[-1]["test"]
+    last = kept(home, "fair")["test"]
     rows = page.table("Class")
     for name, value in last["class_accuracies"].items():
         assert rows[name]["local_sgda"].split()[0] == f"{value:.3f}"
@@ -279,32 +293,38 @@ def test_outcome_costs_and_settings(home, report):
     page, _ = report("auc-0", "average")
     last = records(home, "average")[-1]
     row = page.table("Run", "Outcome")
-    best = max(("auc-0", "average"), key=lambda n: records(home, n)[-1]["validation"]["auc"])
+    best = max(("auc-0", "average"), key=lambda n: kept(home, n)["validation"]["auc"])
     for name, label in (("auc-0", "codasca"), ("average", "fedavg")):
         (key,) = [key for key in row if key.startswith(label)]
         assert ("best" in key) is (name == best)
         assert row[key]["Outcome"] == "finished"
-        assert row[key]["AUC, test"] == f"{records(home, name)[-1]['test']['auc']:.3f}"
+        assert row[key]["AUC, test"] == f"{kept(home, name)['test']['auc']:.3f}"
     costs = page.table("Run", "Exchanges")["fedavg"]
     assert costs["Gradients"] == str(last["gradients"])
     assert costs["Up"] == f"{last['bytes_up']} B"
     evaluations = sum(record["evaluation_bytes"] for record in records(home, "average"))
-    assert costs["Evaluations"] == f"{evaluations / 1e6:.1f} MB"
+    assert "Evaluations" not in costs
+    (training, apart) = re.findall(r"<h3>What [^<]* sent.*?</h3>.*?</div></div>", page.source)[:2]
+    assert f"{evaluations / 1e6:.1f} MB" in apart
+    assert f"{evaluations / 1e6:.1f} MB" not in training
     differ = page.table("Setting", "codasca", "fedavg")
     assert differ["problem.name"] == {"codasca": '"auc"', "fedavg": '"cross_entropy"'}
     assert "run.seed" not in differ
     assert 'name = "fedavg"' in page.text
 
 
-def roc_of(home, name):
-    """scikit-learn's curve of the pooled scores on the test rows."""
+def scored_sites(home, name):
+    """The scores and labels of each site's test rows, by the model that the run returns."""
     folder = home / "runs" / name
     run, clients = load(folder), build(experiment_of(folder)).clients.to(torch.float32)
     ask = LocalQuery(run.problem, clients, "test", clients.weight_vector("size"))
-    scores, labels = (
-        torch.cat(part) for part in zip(*ask.each("scores", run.point.x), strict=True)
-    )
-    return roc_curve(labels, scores, drop_intermediate=False)[:2]
+    assert run.best is not None
+    return dict(zip(ask.names, ask.each("scores", run.best.point.x), strict=True))
+
+
+def scored(home, name):
+    """Those of all sites together."""
+    return [torch.cat(part) for part in zip(*scored_sites(home, name).values(), strict=True)]
 
 
 def off_line(point, corners):
@@ -319,14 +339,81 @@ def test_roc_is_that_of_pooled_scores(home, report):
     (line,) = page.charts["roc"]["series"]
     found = np.array(line["marks"])[:, :2]
     # Corners are those of the exact curve, and its other points lie on the lines between them.
-    exact = np.stack(roc_of(home, "auc-0"), axis=1)
+    scores, labels = scored(home, "auc-0")
+    exact = np.stack(roc_curve(labels, scores, drop_intermediate=False)[:2], axis=1)
     assert np.abs(found[:, None] - exact[None]).max(2).min(1).max() < 1e-5
     assert max(off_line(point, found) for point in exact) < 2e-3
     row = page.table("Run", "Federated AUC")["codasca"]
-    last = records(home, "auc-0")[-1]["test"]
+    last = kept(home, "auc-0")["test"]
     assert row["Federated AUC"] == f"{last['auc']:.4f} ± 0"
     low, high = last["auc_interval"]
     assert row["95 % interval"] == f"{low:.3f} to {high:.3f}"
+
+
+def test_precision_recall_is_that_of_pooled_scores(home, report):
+    page, _ = report("auc-0")
+    scores, labels = scored(home, "auc-0")
+    exact = average_precision_score(labels, scores)
+    row = page.table("Run", "Federated AUPRC")["codasca"]
+    value, bound = map(float, row["Federated AUPRC"].split(" ± "))
+    assert abs(value - exact) <= bound + 1e-4 < 0.1
+    (line,) = page.charts["precision-recall"]["series"]
+    assert line["marks"][-1][0] == 1
+    assert f"AUPRC, test</dt><dd>{exact:.3f}" in page.source
+
+
+def test_rare_positives_put_precision_first(home, report):
+    (home / "rare.csv").write_text(table(480, of=8, positive=1), "utf-8")
+    ran(home, "rare", "auc", "codasca", f"data.path={home / 'rare.csv'}")
+    for name, first in (("auc-0", "AUC, test"), ("rare", "AUPRC, test")):
+        page, _ = report(name)
+        places = [page.ids.index(part) for part in ("roc-curve", "precision-and-recall")]
+        assert places == sorted(places, reverse=name == "rare")
+        assert re.findall('<dl class="tiles"><div><dt>([^<]*)', page.source) == [first]
+    shutil.rmtree(home / "runs" / "rare")
+
+
+def test_probabilities_and_operating_points_are_those_of_the_test_rows(home, report):
+    page, _ = report("auc-0")
+    scores, labels = (part.double().numpy() for part in scored(home, "auc-0"))
+    known = calibration_of(home / "runs" / "auc-0", best=True)
+    assert known is not None
+    chances = known.platt.probabilities(scores)
+    (line,) = page.charts["calibration"]["series"]
+    for probability, share, low, high, _ in line["marks"]:
+        inside = np.floor(chances * 10) == np.floor(probability * 10)
+        assert share == pytest.approx(labels[inside].mean())
+        assert (low, high) == pytest.approx(proportion(labels[inside]))
+    row = page.table("Positive above", "Probability")["sensitivity 0.9"]
+    above = scores > known.score_at("sensitivity", 0.9)
+    assert row["Flagged"] == str(above.sum())
+    assert row["Positives found"].split()[0] == f"{above[labels > 0].mean():.1%}"
+    assert row["False alarms"].split()[0] == f"{above[labels == 0].mean():.1%}"
+    assert row["Precision"].split()[0] == f"{labels[above].mean():.1%}"
+
+
+def proportion(labels):
+    """Wilson's interval, by scipy."""
+    found = binomtest(int(labels.sum()), len(labels)).proportion_ci(method="wilson")
+    return found.low, found.high
+
+
+def test_sites_have_intervals(home, report):
+    page, _ = report("auc-0")
+    rows = page.table("Site", "Rows", "Positives")
+    for name, (scores, labels) in scored_sites(home, "auc-0").items():
+        low, high = auc_interval(scores.numpy(), labels.numpy()) or (0, 0)
+        assert f"{low:.3f} to {high:.3f}" in rows[name]["codasca"]
+
+
+def test_axes_of_shares_do_not_exaggerate(home, report):
+    page, _ = report("auc-0")
+    interval = kept(home, "auc-0")["test"]["auc_interval"]
+    chart = page.charts["auc-test-by-round"]
+    assert any(mark[2:4] == pytest.approx(interval) for mark in chart["series"][0]["marks"])
+    for name, found in page.charts.items():
+        if any(word in name for word in ("auc", "auprc", "accuracy")):
+            assert found["y_range"][1] - found["y_range"][0] >= 0.1 - 1e-9
 
 
 @pytest.mark.parametrize("bins", [17, 64, 4096])
@@ -361,9 +448,9 @@ def test_a_single_number_is_no_band():
 def test_small_counts_leave_a_band(home, tmp_path):
     ran(home, "withheld", "auc", "codasca", "problem.least_per_bin=4")
     (group,) = grouped(runs_in([home / "runs" / "withheld"], print))
-    asks = html.ask_all([group])
+    asks = quality.ask_all([group])
     (line,) = Page(html.page([group], asks)).charts["roc"]["series"]
-    last = records(home, "withheld")[-1]["test"]
+    last = kept(home, "withheld")["test"]
     assert isinstance(asks[0], Asked)
     assert asks[0].bound == pytest.approx(last["auc_bound"])
     assert asks[0].auc == pytest.approx(last["auc_federated"])
@@ -415,7 +502,7 @@ def test_a_run_that_ended_between_evaluations_has_no_curve(home, report, tmp_pat
 
 def test_evaluations_that_asked_some_clients(home, report):
     ran(home, "some", "auc", "codasca", "run.evaluate_clients=2", "method.lr=0.05")
-    own = records(home, "some")[-1]["test"]
+    own = kept(home, "some")["test"]
     page, _ = report("some", "auc-0")
     shutil.rmtree(home / "runs" / "some")
     curve, _ = page.charts["roc"]["series"]
@@ -506,7 +593,7 @@ def test_page_asks_for_nothing_and_escapes_names(home, report):
             assert value.startswith("#") or value == "data:,"
         assert not name.startswith("on")
         assert not re.search(r"https?:", value or "") or name == "content"
-    own = [html._own(name) for name in ("page.css", "page.js")]
+    own = [page_file(name) for name in ("page.css", "page.js")]
     assert not any(re.search(r"https?:|url\(|@import|fetch\(|import\(", text) for text in own)
     policy = [value for tag, name, value in page.attributes if (tag, name) == ("meta", "content")]
     assert any("default-src 'none'" in value for value in policy)
@@ -526,7 +613,7 @@ def test_names_in_charts_cannot_end_their_script():
 
 def test_the_same_runs_give_the_same_page(home, tmp_path):
     groups = grouped(runs_in([home / "runs"], print))
-    first, second = (html.page(groups, html.ask_all(groups)) for _ in range(2))
+    first, second = (html.page(groups, quality.ask_all(groups)) for _ in range(2))
     assert first == second
 
 
@@ -551,7 +638,7 @@ def test_a_start_far_off_is_cut_from_the_axis(home):
         line.marks, (0.1, 0.8, 0.82, 0.83), strict=True))  # fmt: skip
     assert starts_far_off([replace(line, marks=far)])
     assert not starts_far_off([replace(line, marks=far[1:] + far[1:])])
-    shown = Page(drawn(replace(chart, series=(replace(line, marks=far),), cut=True)))
+    shown = Page(drawn(replace(chart, series=(replace(line, marks=far),), cut=True, least=0)))
     data = shown.charts[chart.name]
     assert data["y_range"] == pytest.approx([0.8, 0.83])
     assert data["series"][0]["marks"][0][1] == 0.1  # it is still told
@@ -688,10 +775,10 @@ def test_page_in_chromium(home, report, tmp_path, dark):
         browser.value("document.querySelector('[data-tab=gradients]').click()")
         assert browser.value(f"{shown}.map(p => p.dataset.panel).join()") == "gradients"
         # A line is hidden by its name in the legend.
-        browser.value("document.querySelector('.legend button').click()")
+        browser.value("document.querySelector('#learning-curves .legend button').click()")
         off = "document.querySelectorAll('#learning-curves .series.off').length"
         assert browser.value(off) > 0
-        browser.value("document.querySelector('.legend button').click()")
+        browser.value("document.querySelector('#learning-curves .legend button').click()")
         assert browser.value(off) == 0
         # Values under the pointer, and by the keyboard.
         plot = "document.querySelector('[data-panel=gradients] .plot')"
@@ -715,3 +802,34 @@ def test_page_in_chromium(home, report, tmp_path, dark):
         assert {address for address in browser.asked if not address.startswith("data:")} == {
             page.as_uri()
         }
+
+
+def test_a_card_says_what_the_folder_and_the_rows_say(home, report):
+    _, said = report("auc-0", more=("--card",))
+    folder = home / "runs" / "auc-0"
+    assert f"model card: {folder / 'model-card.md'}" in said.out
+    text = (folder / "model-card.md").read_text(encoding="utf-8")
+    found = kept(home, "auc-0")["test"]
+    low, high = found["auc_interval"]
+    assert f"| AUC | {found['auc']:.3f} | {low:.3f} to {high:.3f} |" in text
+    digest = hashlib.sha256((folder / "final.safetensors").read_bytes()).hexdigest()
+    assert f"| final.safetensors | {digest} |" in text
+    assert "the model is that of round" in text
+    # Names of sites cannot leave their cell, nor become tags.
+    assert EVIL not in text
+    page = Page((folder / "model-card.html").read_text(encoding="utf-8"))
+    assert "script" in page.tags  # of the page itself
+    assert page.tags.count("script") == 1
+    assert set(page.table("Site", "Rows")) == set(SITES)
+
+
+def test_a_run_without_rows_has_a_card_that_says_so(home, report):
+    before = (home / "patients.csv").read_text(encoding="utf-8")
+    try:
+        (home / "patients.csv").unlink()
+        report("auc-0", more=("--card",))
+    finally:
+        (home / "patients.csv").write_text(before, encoding="utf-8")
+    text = (home / "runs" / "auc-0" / "model-card.md").read_text(encoding="utf-8")
+    assert "Rows could not be asked again: the rows could not be read again" in text
+    assert "## Sites" not in text

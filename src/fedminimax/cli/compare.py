@@ -16,13 +16,23 @@ from fedminimax.report.comparison_runs import compare
 from fedminimax.report.comparison_table import markdown, ranking_table
 from fedminimax.report.equal_cost import side_by_side
 from fedminimax.report.figures import NO_FIGURE, draw, matplotlib_or
-from fedminimax.report.tables import Compared, compare_table, console, ranked
+from fedminimax.report.tables import (
+    Compared,
+    common_metric,
+    compare_table,
+    console,
+    different_rows,
+    ranked,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN|FILE.toml")
     parser.add_argument("--json", action="store_true", help="print one JSON line per run")
+    parser.add_argument(
+        "--anyway", action="store_true", help="rank runs on different data or splits too"
+    )
     parser.add_argument("--folder", type=Path, help="of a file's runs (default: runs/NAME)")
     parser.add_argument("--workers", type=int, default=1, help="runs of a file at the same time")
     parser.add_argument(
@@ -56,11 +66,17 @@ def command(options: argparse.Namespace) -> int:
             raise ValueError("--at ranks methods, --json lists runs: leave one of them out")
         console().print(ranking_table(*side_by_side(runs, options.at)))
         return 0
+    common_metric(runs)
+    if not options.anyway and (difference := different_rows(runs)):
+        raise ValueError(
+            f"these runs are judged on different rows: {difference}. Leave one out, or give "
+            "--anyway to rank them nevertheless"
+        )
     runs = ranked(runs)
     if options.json:
         for entry in runs:
             about = {"folder": entry.folder, "method": entry.method, "problem": entry.problem}
-            print(json.dumps({**about, "outcome": entry.run.outcome, **entry.run.history[-1]}))
+            print(json.dumps({**about, "outcome": entry.run.outcome, **entry.run.kept}))
     else:
         console().print(compare_table(runs))
     return 0

@@ -341,25 +341,24 @@ def text_of(plan: Plan) -> str:
 
 REST = """
 
-[split]                 # of each site's rows
-train = 0.6
-validation = 0.2        # decides when to stop
-test = 0.2
+[split]                 # of each site's rows: 60 % train, 20 % decide when to stop, 20 % test
+bins = 16               # quantile bins in which numbers are encoded; 0: they stay numbers
 
 [model]
 name = "mlp"
-hidden = [16]
+hidden = [64, 64]
 
 [problem]
 name = "auc"            # ranks well, also where positives are rare; `fedminimax list problems`
 
 [method]
 name = "codasca"        # corrects for sites that differ; `fedminimax list methods`
-lr = 0.5
+lr = 0.3
 local_steps = 8
 
 [run]
-rounds = 100
-batch_size = 32
-stop_early = 5          # evaluations without a better validation AUC
+rounds = 150
+batch_size = 64
+weights = "size"
+stop_early = 5          # evaluations without a better validation AUC; the best round is kept
 """

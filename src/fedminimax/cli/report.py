@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedminimax.report import html, tracking
+from fedminimax.report import card, html, quality, tracking
 from fedminimax.report.figures import draw_charts
 from fedminimax.report.runs import grouped, runs_in
 
@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("report.html"), help="the page (report.html)"
+    )
+    parser.add_argument(
+        "--card",
+        action="store_true",
+        help="a model card, model-card.md and .html, into the folder of each finished run",
     )
     parser.add_argument(
         "--figures", type=Path, metavar="FOLDER", help="the charts also as SVG and PNG"
@@ -35,10 +40,13 @@ def command(options: argparse.Namespace) -> int:
         print(f"note: left out: {why}", file=sys.stderr)
 
     groups = grouped(runs_in(options.folders, left_out))
-    asks = html.ask_all(groups)
+    asks = quality.ask_all(groups)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(html.page(groups, asks), encoding="utf-8")
     print(f"report: {options.output}")
+    if options.card:
+        for run in (run for group in groups for run in group.runs if run.finished):
+            print(f"model card: {' and '.join(map(str, card.write(run)))}")
     if options.figures is not None:
         drawn = draw_charts(html.figures(groups, asks), options.figures)
         print(f"figures: {len(drawn)} files in {options.figures}")

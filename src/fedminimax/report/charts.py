@@ -22,6 +22,7 @@ CUT = " <small>the first evaluation lies outside</small>"
 FLAT = 1e-6  # of a number: what varies by less than this is drawn as a level line
 MANY = 3  # lines beyond which bands are fainter
 FEW = 4  # points of a line, below which none is left out of sight
+DIAGONAL = ("roc", "calibration")  # charts that are held against a diagonal
 MOST_MARKED = 30  # points of a line that are marked one by one
 
 
@@ -53,9 +54,16 @@ class Chart:
     title: str
     x: str
     series: tuple[Series, ...]
-    kind: Literal["lines", "roc", "precision"] = "lines"  # the last two in the unit square
+    kind: Literal["lines", "roc", "precision", "calibration"] = "lines"
     log: bool = False  # the y axis
     cut: bool = False  # the y axis holds all but the first point of each line
+    least: float = 0.0  # what the y axis spans at least, of a share
+    level: float | None = None  # a dotted line across
+
+    @property
+    def square(self) -> bool:
+        """Whether both axes are shares."""
+        return self.kind != "lines"
 
 
 def series(label: str, number: int, points: Sequence[tuple[float, Spread]], runs: int) -> Series:
@@ -173,7 +181,10 @@ def html(chart: Chart) -> str:
     plot = "".join(
         [
             *(_rule(0, 1 - up.at(v), WIDE, 1 - up.at(v)) for v, _ in up.ticks),
-            _line("diagonal", [(0, 1), (1, 0)]) if chart.kind == "roc" else "",
+            _line("diagonal", [(0, 1), (1, 0)]) if chart.kind in DIAGONAL else "",
+            _line("diagonal", [(0, 1 - up.at(chart.level)), (1, 1 - up.at(chart.level))])
+            if chart.level is not None
+            else "",
             # All bands lie below all lines.
             *(_band(line, across, up, chart.kind) for line in chart.series),
             *(_drawn(line, across, up, chart.kind) for line in chart.series),
@@ -183,8 +194,7 @@ def html(chart: Chart) -> str:
     x_ticks = "".join(_label(100 * across.at(v), text, "left") for v, text in across.ticks)
     title = escape(chart.title) + (CUT if chart.cut else "")
     return (
-        f'<figure class="chart {"lines" if chart.kind == "lines" else "square"}'
-        f"{' cut' if chart.cut else ''}"
+        f'<figure class="chart {"square" if chart.square else "lines"}{" cut" if chart.cut else ""}'
         f'{" many" if len(chart.series) > MANY else ""}" '
         f'data-name="{escape(chart.name)}"><figcaption>{title}</figcaption>'
         f'<div class="frame"><div class="y-ticks" aria-hidden="true">{y_ticks}</div>'
@@ -198,13 +208,24 @@ def html(chart: Chart) -> str:
 
 
 def axes(chart: Chart) -> tuple[Axis, Axis]:
-    if chart.kind != "lines":
+    if chart.square:
         whole = Axis(0, 1, [(v / 5, number_text(v / 5, 0.2)) for v in range(6)])
         return whole, whole
     marks = [mark for line in chart.series for mark in line.marks]
     heights = [*_heights(chart.series, int(chart.cut))]
     across = axis([mark.x for mark in marks], ticks=5, zero=True)
-    return across, log_axis(heights) if chart.log else axis(heights, ticks=4)
+    if chart.log:
+        return across, log_axis(heights)
+    return across, axis(_widened(heights, chart.least), ticks=4)
+
+
+def _widened(values: Sequence[float], least: float) -> list[float]:
+    """The ends of shares, at least so far apart and within 0 and 1."""
+    low, high = min(values), max(values)
+    if high - low >= least or low < 0 or high > 1:
+        return [low, high]
+    low = min(max(0.0, (low + high - least) / 2), 1 - least)
+    return [low, max(high, low + least)]
 
 
 def legend(lines: Sequence[Series]) -> str:
@@ -239,9 +260,14 @@ def _band(line: Series, across: Axis, up: Axis, kind: str) -> str:
 
 def _drawn(line: Series, across: Axis, up: Axis, kind: str) -> str:
     path = _placed([(mark.x, mark.y) for mark in line.marks], across, up)
-    marked = kind == "lines" and len(path) <= MOST_MARKED
+    marked = kind in ("lines", "calibration") and len(path) <= MOST_MARKED
     dots = "".join(f"M{_at(x)} {_at(y)}h0" for x, y in path) if marked else ""
-    return _series(line, _line("line", path) + (f'<path class="dots" d="{dots}"/>' if dots else ""))
+    bars = "" if kind != "calibration" else "".join(
+        _line("whisker", _placed([(mark.x, mark.low), (mark.x, mark.high)], across, up))
+        for mark in line.marks
+    )  # fmt: skip
+    dotted = f'<path class="dots" d="{dots}"/>' if dots else ""
+    return _series(line, bars + _line("line", path) + dotted)
 
 
 def _series(line: Series, inside: str) -> str:
@@ -280,7 +306,7 @@ def _spoken(chart: Chart) -> str:
         f"{line.label} ends at {line.marks[-1].y:.4g}" for line in chart.series if line.marks
     )
     what = f"{chart.title} against {chart.x}."
-    return escape(f"{what} {ends if chart.kind == 'lines' else ''} Arrow keys step through.")
+    return escape(f"{what} {'' if chart.square else ends} Arrow keys step through.")
 
 
 def _data(chart: Chart, across: Axis, up: Axis) -> dict[str, Any]:

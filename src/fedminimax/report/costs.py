@@ -10,7 +10,7 @@ from fedminimax.report.tables import bytes_text
 
 
 def section(groups: Sequence[Group]) -> str:
-    headings = ["Run", "Exchanges", "Up", "Down", "Per client and round", "Evaluations"]
+    headings = ["Run", "Exchanges", "Up", "Down", "Per client and round"]
     headings += ["Gradients", "Rows"]
     rows = []
     for group in groups:
@@ -21,7 +21,6 @@ def section(groups: Sequence[Group]) -> str:
                 pieces.over_runs(last(group, lambda record: record["bytes_up"]), bytes_text),
                 pieces.over_runs(last(group, lambda record: record["bytes_down"]), bytes_text),
                 pieces.over_runs(spread(map(_each_round, group.runs)), bytes_text),
-                pieces.over_runs(spread(_evaluations(run) for run in group.runs), bytes_text),
                 pieces.over_runs(last(group, lambda record: record["gradients"]), pieces.count),
                 pieces.over_runs(last(group, lambda record: record["rows"]), pieces.count),
             ]
@@ -31,13 +30,17 @@ def section(groups: Sequence[Group]) -> str:
     drawn = "" if chart is None else f'<div class="pair">{charts.html(chart)}</div>'
     pace = f'<div class="linked">{pieces.legend(groups)}{drawn}</div>' if drawn else ""
     traffic = [[b or 0.0 for b in _traffic(group)] for group in groups]
-    labels = ("training, up", "training, down", "evaluations")
+    asked = [[over.middle if (over := spread(map(_evaluations, g.runs))) else 0.0] for g in groups]
+    apart = _bars(groups, asked, ("evaluations",), bytes_text)
+    labels = ("up", "down")
     spans = ("set-up and first evaluation", "until the second evaluation", "after it")
     return (
-        f"<h3>What was sent</h3>{_bars(groups, traffic, labels, bytes_text)}"
+        f"<h3>What training sent</h3>{_bars(groups, traffic, labels, bytes_text)}"
         f"{pieces.table(headings, rows)}"
-        "<p>Evaluations are counted apart: their bytes are not in the others. Gradients are of "
-        "mini-batches, over all clients.</p>"
+        "<p>Gradients are of mini-batches, over all clients.</p>"
+        f"<h3>What evaluations sent besides</h3>{apart}"
+        "<p>On a scale of their own: they teach the model nothing, and run.evaluate_every says how "
+        "often they are.</p>"
         f"<h3>Where the time went</h3>{_bars(groups, times, spans, pieces.seconds_text)}"
         "<p>Until the second evaluation the executor is also chosen, and perhaps compiled. Medians "
         "over runs.</p>"
@@ -59,7 +62,6 @@ def _traffic(group: Group) -> list[float | None]:
     found = (
         last(group, lambda record: record["bytes_up"]),
         last(group, lambda record: record["bytes_down"]),
-        spread(_evaluations(run) for run in group.runs),
     )
     return [over.middle if over else None for over in found]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from fedminimax.metrics.federated_auc import ROC
@@ -22,6 +23,8 @@ from fedminimax.report.runs import SPLITS, Group, Record, by_round, metric, numb
 Asks = Mapping[int, Asked | str]  # of each group, by its number
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 ABBREVIATED = ("auc", "auprc")
+SHARES = ("auc", "auprc", "accuracy")  # between 0 and 1
+LEAST_SPAN = 0.1  # of their axis: what differs by less does not fill a chart
 # Other views of the same number, which the tables have.
 DOUBLED = ("auc_federated", "auc_weighted", "auc_bound", "auprc_federated", "auprc_bound")
 
@@ -78,12 +81,29 @@ def learning(groups: Sequence[Group]) -> list[Learning]:
             charts, title = {}, f"{words(name)} on {ROWS[split]}"
             for axis in against(groups):
                 lines = _lines(groups, axis.value, metric(split, name))
+                lines = tuple(_with_interval(groups, line, split, name) for line in lines)
                 if lines:
                     slug = f"{name}-{split}-by-{axis.name}"
-                    charts[axis.name] = _chart(slug, title, axis.label, lines)
+                    charts[axis.name] = _chart(slug, title, axis.label, lines, name)
             if charts:
                 found.append(Learning(title, charts))
     return found
+
+
+def _with_interval(groups: Sequence[Group], line: Series, split: str, name: str) -> Series:
+    """A single run's AUC with the interval that its records have."""
+    group = next(group for group in groups if group.number == line.number)
+    if name != "auc" or len(group.runs) > 1:
+        return line
+    value = metric(split, name)
+    records = [record for record in group.first.history if value(record) is not None]
+    if len(records) != len(line.marks):
+        return line
+    marks = []
+    for mark, record in zip(line.marks, records, strict=True):
+        low, high = record[split].get("auc_interval") or (mark.y, mark.y)
+        marks.append(mark._replace(low=low, high=high))
+    return replace(line, marks=tuple(marks))
 
 
 def measures(groups: Sequence[Group]) -> list[Chart]:
@@ -151,12 +171,28 @@ def roc(groups: Sequence[Group], asks: Asks) -> Chart | None:
 
 
 def precision_recall(groups: Sequence[Group], asks: Asks) -> Chart | None:
+    """Precision against recall, and the share of positives, which is what chance gives."""
     found = _asked(groups, asks)
     lines = [_curve(group, told.precision, told.auprc_bound) for group, told in found]
     if not lines:
         return None
     title = f"Precision on {_rows_of(found)}"
-    return Chart("precision-recall", title, "recall", tuple(lines), "precision")
+    chance = min(told.positives / told.total for _, told in found)
+    return Chart("precision-recall", title, "recall", tuple(lines), "precision", level=chance)
+
+
+def calibration(groups: Sequence[Group], asks: Asks) -> Chart | None:
+    """The share of positives against the probability that was told, in tenths."""
+    lines = []
+    for group in groups:
+        found = asks.get(group.number)
+        if isinstance(found, Asked) and found.seen is not None and found.seen.bins:
+            marks = tuple(Mark(b.probability, b.share, b.low, b.high) for b in found.seen.bins)
+            lines.append(Series(group.label, group.number, marks))
+    if not lines:
+        return None
+    title = "Share that is positive, with its 95 % interval"
+    return Chart("calibration", title, "probability", tuple(lines), "calibration")
 
 
 def _asked(groups: Sequence[Group], asks: Asks) -> list[tuple[Group, Asked]]:
@@ -185,12 +221,14 @@ def _by_round(groups: Sequence[Group], part: str, name: str, title: str) -> list
     lines = _lines(groups, _round, metric(part, name))
     if not lines:
         return []
-    return [_chart(title, title, "round", lines)]
+    return [_chart(title, title, "round", lines, name)]
 
 
-def _chart(name: str, title: str, x: str, lines: tuple[Series, ...]) -> Chart:
+def _chart(name: str, title: str, x: str, lines: tuple[Series, ...], of: str = "") -> Chart:
     log = falls_over_decades(lines)
-    return Chart(_slug(name), title, x, lines, log=log, cut=not log and starts_far_off(lines))
+    cut = not log and starts_far_off(lines)
+    least = LEAST_SPAN if any(word in of for word in SHARES) else 0.0
+    return Chart(_slug(name), title, x, lines, log=log, cut=cut, least=least)
 
 
 def _lines(groups: Sequence[Group], x: Callable, y: Callable) -> tuple[Series, ...]:

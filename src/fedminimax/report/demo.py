@@ -25,7 +25,7 @@ from fedminimax.data.sites import Schema, Site
 from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.simulate import simulate
 from fedminimax.experiment import make_problem, run_experiment
-from fedminimax.report import html
+from fedminimax.report import html, quality
 from fedminimax.report.runs import grouped, runs_in
 from fedminimax.report.tables import bytes_text
 
@@ -80,7 +80,7 @@ def demo(folder: Path, splits: int = 3) -> int:
     (folder / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     console.print(f"run folders and results.json: {folder}")
     groups = grouped(runs_in([folder], console.print))
-    page = html.page(groups, html.ask_all(groups))
+    page = html.page(groups, quality.ask_all(groups))
     (folder / "report.html").write_text(page, encoding="utf-8")
     console.print(f"the federated runs as a page: {folder / 'report.html'}", soft_wrap=True)
     return 0

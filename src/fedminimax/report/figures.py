@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fedminimax.report.charts import FEW, Chart, Series, axes, squeezed
+from fedminimax.report.charts import DIAGONAL, FEW, Chart, Series, axes, squeezed
 from fedminimax.report.comparison import Change, Comparison, Line, Plan, shown
 from fedminimax.report.comparison_table import naming, tied
 
@@ -81,7 +81,7 @@ def draw_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
 def _chart(chart: Chart) -> Any:
     from matplotlib.figure import Figure
 
-    square = chart.kind != "lines"
+    square = chart.square
     many = len(chart.series) > MANY
     # Beside the chart, a list of names takes its own room.
     figure = Figure((4.5, 4.5) if square else (5.5, 3.5), layout=None if many else "constrained")
@@ -92,13 +92,15 @@ def _chart(chart: Chart) -> Any:
         colour = f"C{line.number % 10}"  # the same group has the same in all figures
         axis.plot(x, y, style, marker=marker, label=line.label, color=colour)
         _shade(axis, line, colour)
-    if chart.kind == "roc":
-        axis.plot([0, 1], [0, 1], ":", color="grey", linewidth=0.8)
     if square:
         axis.set_aspect("equal")
+    if chart.kind in DIAGONAL:
+        axis.plot([0, 1], [0, 1], ":", color="grey", linewidth=0.8)
+    if chart.level is not None:
+        axis.axhline(chart.level, linestyle=":", color="grey", linewidth=0.8)
     if chart.log:
         axis.set_yscale("log")
-    if chart.cut:
+    if chart.cut or chart.least:
         axis.set_ylim(*axes(chart)[1][:2])
     axis.set_title(chart.title, fontsize="medium", loc="left", parse_math=False)
     axis.set_xlabel(chart.x)

@@ -73,6 +73,7 @@
     const plot = figure.querySelector(".plot");
     const [cursor, tip] = [plot.querySelector(".cursor"), plot.querySelector(".tip")];
     const square = data.kind !== "lines";
+    const steps = square && data.kind !== "calibration";
     let at = null; // of the places of all lines, in order
 
     const lines = () =>
@@ -82,7 +83,7 @@
       });
     const places = () =>
       [...new Set(lines().flatMap((line) => line.marks.map((mark) => mark[0])))].sort((a, b) => a - b);
-    // Of a ROC curve: the most that can be had at this false positive rate; of precision: at this recall.
+    // Of a ROC curve: the most that can be had at this false positive rate; of the other, at this recall.
     const reached = (marks, x) => marks.filter((mark) => mark[0] <= x).at(-1) ?? marks[0];
     const nearest = (marks, x) =>
       marks.reduce((best, mark) => (Math.abs(mark[0] - x) < Math.abs(best[0] - x) ? mark : best));
@@ -97,7 +98,7 @@
       const entry = made("div");
       entry.className = `c${line.number % 8}`;
       const value = made("span", text(mark[1]));
-      if (!square && mark[4] > 1) value.append(made("small", ` ${text(mark[2])} to ${text(mark[3])}`));
+      if (mark[2] !== mark[3]) value.append(made("small", ` ${text(mark[2])} to ${text(mark[3])}`));
       if (!square && mark[4] < line.runs) value.append(made("small", ` (${mark[4]} of ${line.runs} runs)`));
       entry.append(made("i"), made("em", line.label), value);
       return entry;
@@ -109,8 +110,8 @@
       // A line that has no value near this place is not asked.
       const width = (data.x_range[1] - data.x_range[0]) / 40;
       const found = lines()
-        .map((line) => [line, (square ? reached : nearest)(line.marks, x)])
-        .filter(([, mark]) => square || Math.abs(mark[0] - x) <= width);
+        .map((line) => [line, (steps ? reached : nearest)(line.marks, x)])
+        .filter(([, mark]) => steps || Math.abs(mark[0] - x) <= width);
       if (!found.length) return;
       const left = 100 * share(x, data.x_range, false);
       cursor.style.left = `${left}%`;

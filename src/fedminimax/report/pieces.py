@@ -41,6 +41,9 @@ def named(group: Group) -> str:
 
 
 def legend(groups: Sequence[Group]) -> str:
+    """Of several groups; one needs none."""
+    if len(groups) == 1:
+        return ""
     return charts.legend([charts.Series(group.label, group.number, ()) for group in groups])
 
 

@@ -1,5 +1,5 @@
-"""The ROC curve of a finished run, and that of precision and recall, from score histograms that its
-clients are asked for again."""
+"""What a finished run's model is worth on the rows it is judged by, of which its clients are asked
+again: ROC curve, precision and recall, sites, probabilities and operating points."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ from fedminimax.metrics.precision_recall import (
     auprc_from_counts,
     precision_recall_from_counts,
 )
+from fedminimax.metrics.ranking import auc_interval, auprc
 from fedminimax.problems.binary import BinaryProblem
 from fedminimax.problems.compositional_auc import CompositionalAUC
+from fedminimax.report.judged import Bin, Rule, auprc_interval, reliability, rules
+from fedminimax.report.operating import Calibration, calibration_of
+from fedminimax.types import Vectors
+
+Interval = tuple[float, float] | None
 
 SAME = 0.02  # how far a site's AUC may be from the record's: two rows swapped by rounding
 FINE = 1e-3  # a corner of a curve this close to the one before is not drawn
@@ -38,24 +44,47 @@ class Asked(NamedTuple):
     auprc_bound: float
     rows: dict[str, tuple[int, int]]  # (negatives, positives) of each site
     withheld: int  # sites that report too few rows of a class to be counted
+    seen: Seen | None = None  # None where clients report no small counts, let alone rows
+
+    @property
+    def total(self) -> int:
+        """How many rows there are."""
+        return sum(map(sum, self.rows.values()))
+
+    @property
+    def positives(self) -> int:
+        """How many of them are positive."""
+        return sum(positive for _, positive in self.rows.values())
+
+
+class Seen(NamedTuple):
+    """What takes the rows themselves: those of a simulated run are here to be read."""
+
+    auprc: float
+    auprc_interval: Interval
+    intervals: dict[str, Interval]  # of each site's AUC
+    bins: tuple[Bin, ...]  # none without a calibration by validation rows
+    rules: tuple[Rule, ...]
 
 
 def asked(folder: Path, split: str) -> Asked | str:
-    """The curve of the last point of a run, or a sentence why there is none."""
+    """The model that a run returns, on its rows, or a sentence why that cannot be told."""
     experiment = experiment_of(folder)
     try:
         run = load(folder)
         clients = build(experiment).clients.to(run.point.x.dtype)
     except (OSError, ValueError) as error:
         return f"the rows could not be read again ({error})"
-    problem, record = run.problem, run.history[-1]
+    problem, record = run.problem, run.kept
     if not isinstance(problem, BinaryProblem):
         return f"{experiment.problem.name} does not rank rows, so it has no ROC curve"
-    if record["round"] != run.rounds:
-        return f"the run ended at round {run.rounds}, which was not evaluated"
+    returned = run.rounds if run.best is None else run.best.round
+    if record["round"] != returned:
+        return f"the run ended at round {returned}, which was not evaluated"
     if split not in clients.splits:
         return f"there are no {split} rows any more"
-    point, moments = run.point, run.moments
+    returning = run if run.best is None else run.best
+    point, moments = returning.point, returning.moments
     if isinstance(problem, CompositionalAUC) and problem.evaluated == "stepped":
         point, moments = problem.stepped(point, moments)
     at = (point.x,) if moments is None else (point.x, moments)
@@ -86,7 +115,26 @@ def asked(folder: Path, split: str) -> Asked | str:
     rows = {
         name: (int(negatives), int(positives)) for name, (_, negatives, positives) in sites.items()
     }
-    return Asked(split, *area, *precision, rows, withheld)
+    shown = None
+    if problem.least_per_bin <= 1:
+        pairs = dict(zip(ask.names, ask.each("scores", *at), strict=True))
+        shown = _seen(pairs, calibration_of(folder, best=run.best is not None))
+    return Asked(split, *area, *precision, rows, withheld, shown)
+
+
+def _seen(pairs: dict[str, Vectors], known: Calibration | None) -> Seen:
+    """What scores and labels of each site say."""
+    own = {n: (pair[0].double().numpy(), (pair[1] > 0).numpy()) for n, pair in pairs.items()}
+    scores, labels = (np.concatenate(part) for part in zip(*own.values(), strict=True))
+    area = auprc(scores, labels)
+    assert area is not None  # both classes are there: the counts have said so
+    return Seen(
+        area,
+        auprc_interval(area, int(labels.sum())),
+        {name: auc_interval(*each) for name, each in own.items()},
+        () if known is None else reliability(known.platt.probabilities(scores), labels),
+        () if known is None else rules(known, scores, labels),
+    )
 
 
 def _another(recorded: dict[str, float | None], now: dict[str, float]) -> str | None:

@@ -37,10 +37,17 @@ class Told:
     outcome: str
     finished: bool
     clients: int  # 0: not known
+    kept_round: int | None = None  # of the model that a finished run returns
 
     @property
     def last(self) -> Record:
         return self.history[-1]
+
+    @property
+    def kept(self) -> Record:
+        """The record of the model that the run returns: that of the best round by validation rows,
+        where there are any."""
+        return next((r for r in self.history if r["round"] == self.kept_round), self.last)
 
     @property
     def monitor(self) -> str:
@@ -74,7 +81,7 @@ class Group:
     def middle_run(self, split: str) -> Told:
         """The finished run whose metric is the median of the group, or next to it."""
         value = metric(split, self.first.monitor)
-        known = [(value(run.last), run) for run in self.runs if run.finished]
+        known = [(value(run.kept), run) for run in self.runs if run.finished]
         known = [(found, run) for found, run in known if found is not None]
         if not known:
             return self.first
@@ -99,16 +106,17 @@ def told(folder: Path) -> Told:
     for number, record in enumerate(history, start=1):
         if not isinstance(record, dict) or not record.keys() >= COSTS or not record.keys() & SPLITS:
             raise CheckpointError(f"line {number} of {folder}/history.jsonl is no record of a run")
-    finished = place.final.exists()
+    finished, round = place.final.exists(), None
     if finished:
-        outcome = read(place.final)[1]["outcome"]
+        about = read(place.final)[1]
+        outcome, (round, _) = about["outcome"], about["best"] or (None, None)
     else:
         done = history[-1]["round"]
         outcome = f"not finished: the last record is of round {done} of {experiment.run.rounds}"
     environment = place.read_json("environment.json", missing={})
     text = (folder / "config.toml").read_text(encoding="utf-8").strip()
     supplied = place.read_json(PREPARATION, missing={}).get("supplied", {})
-    about = (environment, history, outcome, finished, supplied.get("sites", 0))
+    about = (environment, history, outcome, finished, supplied.get("sites", 0), round)
     return Told(folder, experiment, _settings(text), text, *about)
 
 
@@ -244,6 +252,11 @@ def last(group: Group, value: Callable[[Record], float | None]) -> Spread | None
     return spread(value(run.last) for run in group.runs)
 
 
+def kept(group: Group, value: Callable[[Record], float | None]) -> Spread | None:
+    """Of the records of the models that the runs return."""
+    return spread(value(run.kept) for run in group.runs)
+
+
 def numbers(group: Group, part: str) -> list[str]:
     """The names of the numbers in a part of the records, in the order they stand there."""
     names: dict[str, None] = {}
@@ -254,7 +267,7 @@ def numbers(group: Group, part: str) -> list[str]:
 
 
 class Shares(NamedTuple):
-    """A measure for each site, or class, of the last records."""
+    """A measure for each site, or class, of the models that runs return."""
 
     word: str  # "site" or "class"
     measure: str  # what it is
@@ -265,7 +278,7 @@ class Shares(NamedTuple):
 
 def shares(group: Group, split: str) -> Shares | None:
     """How the sites, or classes, of a group fare on a split; None if the problem does not say."""
-    records = [run.last[split] for run in group.runs if split in run.last]
+    records = [run.kept[split] for run in group.runs if split in run.kept]
     for word, measure, key in (
         ("site", "AUC", "sites"),
         ("site", "accuracy", "site_accuracies"),

@@ -14,6 +14,7 @@ from rich.table import Table
 from fedminimax.config import CHOICES, Experiment, described
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.session import Run
+from fedminimax.report.operating import calibration_of
 
 
 class Compared(NamedTuple):
@@ -95,35 +96,74 @@ def ranked(runs: Sequence[Compared]) -> list[Compared]:
 
 
 def compare_table(runs: Sequence[Compared]) -> Table:
-    """Runs side by side, in the order given."""
+    """Runs side by side, in the order given, by the records of the models that they return."""
     metric, larger = common_metric(runs)
-    held = runs[0].run.history[-1]
+    held = runs[0].run.kept
     split = next(s for s in ("validation", "test", "train") if s in held)
     title = f"{metric} ({'higher' if larger else 'lower'} is better)"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     splits = [split] if split == "test" or "test" not in held else [split, "test"]
     # A ranking of few positives may have a high AUC, and yet few of its first rows are positive.
-    more = ["auprc"] if metric == "auc" else []
-    headings = [*splits, *(f"{name}, {splits[-1]}" for name in more)]
-    for heading in ("run", "method", "problem", "rounds", *headings, "gradients", "up", "down"):
-        if heading in ("run", "method", "problem"):
-            table.add_column(heading, overflow="fold")
-        else:
-            table.add_column(heading, justify="right", no_wrap=True)
+    precise = [f"auprc, {splits[-1]}"] if metric == "auc" else []
+    shares = {entry.folder: positive_share(entry) for entry in runs}
+    positive = ["positive"] if any(share is not None for share in shares.values()) else []
+    for heading in ("run", "method", "problem", "model"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("rounds", *splits, *precise, *positive, "gradients", "up", "down"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for entry in runs:
-        last = entry.run.history[-1]
+        kept, last, share = entry.run.kept, entry.run.history[-1], shares[entry.folder]
+        model = entry.experiment.model
         table.add_row(
-            entry.folder,
-            entry.method,
-            entry.problem,
+            *(entry.folder, entry.method, entry.problem, model.name if model else "-"),
             str(last["round"]),
-            *(number_text(last.get(s, {}).get(metric)) for s in splits),
-            *(number_text(last.get(splits[-1], {}).get(name)) for name in more),
+            *(number_text(kept.get(s, {}).get(metric)) for s in splits),
+            *(number_text(kept.get(splits[-1], {}).get("auprc")) for _ in precise),
+            *(["-" if share is None else f"{share:.1%}"] if positive else []),
             str(last["gradients"]),
             bytes_text(last["bytes_up"]),
             bytes_text(last["bytes_down"]),
         )
     return table
+
+
+def positive_share(entry: Compared) -> float | None:
+    """Of the validation rows, as the run's calibration counts them; None where it has none."""
+    found = calibration_of(entry.folder, best=entry.run.best is not None)
+    if found is None or any(found.counts.withheld):
+        return None
+    negatives, positives = found.counts.counts.sum(axis=1)
+    return float(positives / (negatives + positives))
+
+
+# Settings that decide what a model sees of a row, not which rows judge it.
+VIEWS = {
+    "data": {"drop", "categorical", "codes", "most_codes", "missing"},
+    "split": {"standardise", "bins", "rare", "auxiliary"},
+}
+
+
+def different_rows(runs: Sequence[Compared]) -> str | None:
+    """The first difference in the rows that judge these runs; None if they are the same."""
+    first, *others = runs
+    own = _rows_of(first)
+    for entry in others:
+        rows = _rows_of(entry)
+        for key in own | rows:
+            if own.get(key) != rows.get(key):
+                one, other = (f"{found.get(key)!r}" for found in (own, rows))
+                return f"{key} is {one} in {first.folder} and {other} in {entry.folder}"
+    return None
+
+
+def _rows_of(entry: Compared) -> dict[str, Any]:
+    table = entry.experiment.to_table()
+    return {
+        f"{section}.{key}": value
+        for section, views in VIEWS.items()
+        for key, value in table[section].items()
+        if key not in views
+    }
 
 
 def number_text(value: Any) -> str:
@@ -142,8 +182,8 @@ def common_metric(runs: Sequence[Compared]) -> tuple[str, bool]:
 
 
 def _ranking(run: Run, metric: str, larger: bool) -> float:
-    last = run.history[-1]
-    value = last.get("validation", last.get("train", {})).get(metric)
+    kept = run.kept
+    value = kept.get("validation", kept.get("train", {})).get(metric)
     if value is None:
         return float("inf")
     return -value if larger else value
