@@ -95,7 +95,7 @@ class JacobianMethod(Algorithm):
 
     def receive_first(self, down: Levels, client: Any, clock: Clock) -> Any:
         """Before there are averages, every client has its own."""
-        return Levels(x=down.x, **client._asdict())
+        return Levels(x=down.x, inner=client.inner, jacobians=client.jacobians)
 
     def receive(self, down: Levels, client: Any, clock: Clock) -> Any:
         return down
@@ -119,7 +119,7 @@ class JacobianMethod(Algorithm):
         return tuple(
             entries
             if known is None
-            else _filled(known[0].to(entries), known[1].to(entries.device), entries)
+            else _fill(known[0].to(entries), known[1].to(entries.device), entries)
             for entries, known in self._structures(problem, packed)
         )
 
@@ -152,5 +152,5 @@ def product(jacobians: tuple[Tensor, ...]) -> Tensor:
     return slope
 
 
-def _filled(constant: Tensor, varying: Tensor, entries: Tensor) -> Tensor:
+def _fill(constant: Tensor, varying: Tensor, entries: Tensor) -> Tensor:
     return constant.flatten().scatter(0, varying, entries).reshape(constant.shape)

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._fgda import clock_of
 from fedminimax.algorithms._tracked import Momenta, Tracked, tracked_at
 from fedminimax.algorithms.fgda import FGDA
 from fedminimax.blocks.adaptive import SCALES, Scale
@@ -44,10 +43,12 @@ class Scales(NamedTuple):
 class AdaFGDA(FGDA[Server, Down]):
     """AdaFGDA (Huang et al., AISTATS 2024, Algorithm 1).
 
-    FGDA, with its three readings of `sync` and its estimates, that moves by
+    FGDA, with its three readings of `sync`, whose moves are divided by scales: a client takes
 
         x' = P_X( x - lr * primal_lr * momentum_x / scale_x )
         y' = P_Y( y + lr * dual_lr   * momentum_y / scale_y )
+        momentum_x <- grad_x f_k(x', y') + (1 - primal_rate) * ( momentum_x - grad_x f_k(x, y) )
+        momentum_y <- grad_y f_k(x', y') + (1 - dual_rate)   * ( momentum_y - grad_y f_k(x, y) )
 
     The server makes the scales anew at every synchronisation from the averages m of momentum_x and
     momentum_y, entry by entry, with rate = `scale_rate` and floor = `scale_floor`:
@@ -143,9 +144,9 @@ class AdaFGDA(FGDA[Server, Down]):
     def local_step(
         self, problem: Problem, down: Down | Scales, client: Tracked, batch: Draw, clock: Clock
     ) -> Tracked:
-        clock = clock_of(self.sync, clock)
+        clock = self.clock_of(clock)
         new = self.scaled_move(problem, client, down, clock)  # lines 11-12
-        return self.track(problem, client, new, batch, clock)  # lines 14-16, as in FGDA
+        return self.track(problem, client, new, batch, clock)  # lines 14-16: FGDA's
 
     def scaled_move(
         self, problem: Problem, state: Tracked, scales: Down | Scales, clock: Clock

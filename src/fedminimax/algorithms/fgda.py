@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
-from fedminimax.algorithms._fgda import Sync, check_sync, clock_of, steps_of
 from fedminimax.algorithms._tracked import (
     Down,
     FourVectors,
@@ -19,6 +18,8 @@ from fedminimax.blocks.storm import storm
 from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
+
+Sync = Literal["track", "reaverage", "literal"]
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,36 @@ class FGDA(FourVectors[Server, Down]):
         name = type(self).__name__
         check_weight(name, "primal_rate", self.primal_rate)
         check_weight(name, "dual_rate", self.dual_rate)
-        check_sync(name, self.sync, self.local_steps)
+        if self.sync not in get_args(Sync):
+            known = ", ".join(get_args(Sync))
+            raise ValueError(f"{name}: sync is {self.sync!r}; give one of {known}")
+        if self.sync == "literal" and self.local_steps < 2:
+            raise ValueError(
+                f"{name}: local_steps is {self.local_steps}, but with sync = 'literal' an "
+                "iteration that synchronises updates no estimate, and no other would be left: give "
+                "at least 2"
+            )
 
     @property
     def init_batches(self) -> int:  # type: ignore[override]
         return self.local_steps  # line 2: q samples
 
     def steps(self, round: int, client: int) -> int:
-        return steps_of(self.sync, self.local_steps, round)
+        """The box has q - 1 local steps, t = 1 to q - 1, before it synchronises at t = q; with
+        "track" clients make that iteration's move themselves, at the start of the next round."""
+        return self.local_steps if self.sync == "track" and round > 0 else self.local_steps - 1
+
+    def clock_of(self, clock: Clock) -> Clock:
+        """The clock with t - 1 as its iteration. The engine counts batches, of which the
+        synchronisation of "literal" draws none."""
+        if self.sync != "literal":
+            return clock
+        return clock._replace(iteration=clock.iteration + clock.round)
+
+    def init_client(self, problem: Problem, down: Any, batch: Draw | None) -> Tracked:
+        assert batch is not None
+        grad = gradients(problem, Point(down.x, down.y), batch)  # line 2
+        return Tracked(x=down.x, y=down.y, momentum_x=grad.x, momentum_y=grad.y)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
         return self.synchronised(
@@ -120,9 +143,9 @@ class FGDA(FourVectors[Server, Down]):
     def local_step(
         self, problem: Problem, down: Down, client: Tracked, batch: Draw, clock: Clock
     ) -> Tracked:
-        clock = clock_of(self.sync, clock)
+        clock = self.clock_of(clock)
         new = self.move(problem, client, clock)  # lines 11-12
-        return self.track(problem, client, new, batch, clock)
+        return self.track(problem, client, new, batch, clock)  # lines 14-16
 
     def move(self, problem: Problem, state: Tracked, clock: Clock) -> Point:
         lr = at(self.lr, clock)
@@ -141,15 +164,19 @@ class FGDA(FourVectors[Server, Down]):
         w = storm(client.momentum_x, grad.x, old.x, beta)  # line 16
         return Tracked(x=new.x, y=new.y, momentum_x=w, momentum_y=v)
 
+    def aggregate(self, problem: Problem, server: Server, mean: Tracked, clock: Clock) -> Server:
+        averaged: Any = server
+        return averaged._replace(**mean._asdict())  # line 5
+
     def synchronise(self, problem: Problem, server: Server, mean: Tracked, clock: Clock) -> Server:
-        averaged: Any = self.aggregate(problem, server, mean, clock)  # line 5
+        averaged: Any = self.aggregate(problem, server, mean, clock)
         new = self.move(problem, mean, self.last_clock(clock))  # lines 7-8
         return averaged._replace(x=new.x, y=new.y)
 
     def last_clock(self, clock: Clock) -> Clock:
         """The clock of the iteration that ends a round, from that at its start."""
         last = clock._replace(iteration=clock.iteration + self.local_steps - 1)
-        return clock_of(self.sync, last)
+        return self.clock_of(last)
 
     # The second exchange of "reaverage": a client goes from its own point to the server's.
 

@@ -102,8 +102,14 @@ class LevelwiseSCGDAM(OfDepth, LocalSCGDAM):
         return level_by_level(self, exchanges, point, Client)
 
     def receive_point(self, down: Point, client: Any, clock: Clock) -> Any:
-        none = unknown(down, len(client.inner))
-        return Client(x=down.x, y=down.y, slopes=none, **client._asdict())
+        return Client(
+            x=down.x,
+            y=down.y,
+            inner=client.inner,
+            momentum_x=client.momentum_x,
+            momentum_y=client.momentum_y,
+            slopes=unknown(down, len(client.inner)),
+        )
 
     def average_slopes(
         self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock

@@ -4,7 +4,7 @@ values."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -98,7 +98,8 @@ class LocalSCGDAM(Algorithm):
 
     def init_client(self, problem: Problem, down: Down | Point, batch: Draw | None) -> Client:
         assert batch is not None
-        h, (u, *_), v = first_estimates(problem, Point(down.x, down.y), batch)  # h_0, u_0, v_0
+        # h_0, u_0 and v_0 of the box
+        h, (u, *_), v = first_estimates(problem, Point(down.x, down.y), batch)
         return Client(x=down.x, y=down.y, inner=h, momentum_x=u, momentum_y=v)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
@@ -109,13 +110,19 @@ class LocalSCGDAM(Algorithm):
         """In the first round there are no averages to send down."""
         return Point(server.x, server.y)
 
-    def receive_point(self, down: Point, client: Any, clock: Clock) -> Client:
-        return Client(x=down.x, y=down.y, **client._asdict())
+    def receive_point(self, down: Point, client: Client, clock: Clock) -> Client:
+        return Client(
+            x=down.x,
+            y=down.y,
+            inner=client.inner,
+            momentum_x=client.momentum_x,
+            momentum_y=client.momentum_y,
+        )
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
         return server
 
-    def receive(self, down: Down, client: Any, clock: Clock) -> Client:
+    def receive(self, down: Down, client: Client, clock: Clock) -> Client:
         return down
 
     def local_step(

@@ -4,7 +4,7 @@ values."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -96,13 +96,13 @@ class LocalSCGDM(Algorithm):
         """In the first round there are no averages to send down."""
         return Point(server.x, server.y)
 
-    def receive_point(self, down: Point, client: Any, clock: Clock) -> Client:
-        return Client(x=down.x, y=down.y, **client._asdict())
+    def receive_point(self, down: Point, client: Client, clock: Clock) -> Client:
+        return Client(x=down.x, y=down.y, inner=client.inner, momentum_x=client.momentum_x)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
         return server
 
-    def receive(self, down: Down, client: Any, clock: Clock) -> Client:
+    def receive(self, down: Down, client: Client, clock: Clock) -> Client:
         return down
 
     def local_step(

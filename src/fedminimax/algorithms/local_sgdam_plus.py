@@ -98,10 +98,10 @@ class LocalSGDAMPlus(Algorithm[Tracked, Tracked, Client, Tracked]):
         return server
 
     def receive(self, down: Tracked, client: Client, clock: Clock) -> Client:
-        return Client(**down._asdict(), snapshot=client.snapshot)
+        return client_at(down, client.snapshot)
 
     def receive_snapshot(self, down: Tracked, client: Client, clock: Clock) -> Client:
-        return Client(**down._asdict(), snapshot=down.x)
+        return client_at(down, down.x)
 
     def local_step(
         self, problem: Problem, down: Tracked, client: Client, batch: Draw, clock: Clock
@@ -126,3 +126,14 @@ class LocalSGDAMPlus(Algorithm[Tracked, Tracked, Client, Tracked]):
 
     def aggregate(self, problem: Problem, server: Tracked, mean: Tracked, clock: Clock) -> Tracked:
         return mean
+
+
+def client_at(state: Tracked, snapshot: Tensor) -> Client:
+    """A client at the server's point, with its averages and a snapshot."""
+    return Client(
+        x=state.x,
+        y=state.y,
+        momentum_x=state.momentum_x,
+        momentum_y=state.momentum_y,
+        snapshot=snapshot,
+    )

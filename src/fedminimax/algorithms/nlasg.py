@@ -62,13 +62,14 @@ class NLASG(JacobianMethod):
         momentum = product(self.unpacked(problem, first.jacobians))
         # The average of the first product with itself is the same at any rate.
         rate = momentum.new_zeros(())
-        return Client(**first._asdict(), momentum=momentum, last_rate=rate)
+        return client_at(first, momentum, rate)
 
     def receive_first(self, down: Levels, client: Any, clock: Clock) -> Client:
-        return Client(x=down.x, **client._asdict())
+        own = Levels(x=down.x, inner=client.inner, jacobians=client.jacobians)
+        return client_at(own, client.momentum, client.last_rate)
 
     def receive(self, down: Levels, client: Any, clock: Clock) -> Client:
-        return Client(**down._asdict(), momentum=client.momentum, last_rate=client.last_rate)
+        return client_at(down, client.momentum, client.last_rate)
 
     def local_step(
         self, problem: Problem, down: Levels, client: Client, batch: Draw, clock: Clock
@@ -91,3 +92,14 @@ class NLASG(JacobianMethod):
             momentum=z,
             last_rate=torch.as_tensor(rate, dtype=z.dtype, device=z.device),
         )
+
+
+def client_at(state: Levels, momentum: Tensor, last_rate: Tensor) -> Client:
+    """A client with the estimates of `state`."""
+    return Client(
+        x=state.x,
+        inner=state.inner,
+        jacobians=state.jacobians,
+        momentum=momentum,
+        last_rate=last_rate,
+    )

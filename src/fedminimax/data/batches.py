@@ -120,7 +120,7 @@ class Draws:
     ):
         self.shards, self.cohort = shards, cohort
         self.sizes = sizes  # the rows that each client uses in a step
-        self._index = None if index is None else self._placed(index)
+        self._index = None if index is None else self._locate(index)
 
     def client(self, position: int, step: int, levels: int) -> Draw:
         """The draw of the client at that position of the cohort."""
@@ -158,7 +158,7 @@ class Draws:
         """All rows of each client, the last one repeated up to that width."""
         starts = self.shards.starts[self.cohort]
         offset = np.minimum(np.arange(width)[None, :], self.sizes[:, None] - 1)
-        return self._placed(starts[:, None] + offset)
+        return self._locate(starts[:, None] + offset)
 
     @cached_property
     def _filled(self) -> Tensor:
@@ -167,9 +167,9 @@ class Draws:
     def _real(self, width: int) -> Tensor:
         """How many rows of each client are real; of length 0 when all are."""
         short = int(self.sizes.min()) < width
-        return self._placed(np.minimum(self.sizes, width) if short else self.sizes[:0])
+        return self._locate(np.minimum(self.sizes, width) if short else self.sizes[:0])
 
-    def _placed(self, numbers: np.ndarray) -> Tensor:
+    def _locate(self, numbers: np.ndarray) -> Tensor:
         """Where the rows are."""
         return torch.from_numpy(numbers).to(self.shards.columns[0].device)
 
@@ -269,7 +269,7 @@ class Sampler:
         block = self._block
         if block is None or not _equal(block.cohort, cohort):
             self._wait(wanted=False)
-            block = self._drawn(cohort, iteration, steps)
+            block = self._draw(cohort, iteration, steps)
         elif not block.holds(iteration, steps):
             block = self._next(block, iteration, steps)
         self._block = block
@@ -285,12 +285,12 @@ class Sampler:
             # Twice as many each time: a cohort that returns by chance, or a run that is soon over,
             # does not pay for draws that nobody uses.
             more = max(steps, min(2 * len(block.index), most)) - len(found.index)
-            found = found.followed_by(self._drawn(found.cohort, found.end, more))
+            found = found.followed_by(self._draw(found.cohort, found.end, more))
         if block.again:  # it is likely to be asked for again
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "batches")
             more = max(steps, min(2 * len(found.index), most))
-            self._coming = self._worker.submit(self._drawn, found.cohort, found.end, more)
+            self._coming = self._worker.submit(self._draw, found.cohort, found.end, more)
         return found._replace(again=True)
 
     def settle(self) -> None:
@@ -305,7 +305,7 @@ class Sampler:
             return None
         return coming.result()
 
-    def _drawn(self, cohort: np.ndarray, iteration: int, steps: int) -> Block:
+    def _draw(self, cohort: np.ndarray, iteration: int, steps: int) -> Block:
         return Block(cohort, iteration, self._index(cohort, iteration, steps))
 
     def _index(self, cohort: np.ndarray, iteration: int, steps: int) -> np.ndarray:

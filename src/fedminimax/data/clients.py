@@ -65,11 +65,11 @@ class Shards:
 
     def __init__(self, clients: Sequence[Rows] | Ranges, names: Sequence[str]):
         if isinstance(clients, Ranges):
-            self.columns, self.sizes, self.starts = _opened(clients)
+            self.columns, self.sizes, self.starts = _open_columns(clients)
             return
         converted = [_columns(rows, name) for rows, name in zip(clients, names, strict=True)]
         _check_alike(converted, names)
-        self.columns = tuple(_joined(parts) for parts in zip(*converted, strict=True))
+        self.columns = tuple(_join(parts) for parts in zip(*converted, strict=True))
         self.sizes = np.array([len(rows[0]) for rows in converted], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
 
@@ -249,7 +249,7 @@ class Clients:
             )
 
 
-def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+def _join(parts: tuple[Tensor, ...]) -> Tensor:
     """All rows in one tensor: without a copy where they lie in one already, client after client."""
     first, end = parts[0], 0
     for part in parts:
@@ -284,7 +284,7 @@ def _columns(rows: Rows, name: str) -> tuple[Tensor, ...]:
     return columns
 
 
-def _opened(given: Ranges) -> tuple[tuple[Tensor, ...], np.ndarray, np.ndarray]:
+def _open_columns(given: Ranges) -> tuple[tuple[Tensor, ...], np.ndarray, np.ndarray]:
     """Columns, sizes and starts, after a look at them."""
     columns = tuple(_column(column) for column in given.columns)
     if not columns or any(c.dim() == 0 or len(c) != len(columns[0]) for c in columns):

@@ -147,13 +147,13 @@ def csv_head(data: Data) -> Head | None:
     text, cut = data[start:_HEAD].decode("utf-8", "ignore"), len(data) > _HEAD
     read = 0
 
-    def consumed() -> Iterator[str]:
+    def consume() -> Iterator[str]:
         nonlocal read
         for line in io.StringIO(text, newline=""):
             read += len(line.encode())
             yield line
 
-    reader = csv.reader(consumed(), strict=True)
+    reader = csv.reader(consume(), strict=True)
     try:
         names = next((row for row in reader if row), None)
         if names is None:
@@ -179,7 +179,7 @@ def csv_columns(
     import pyarrow as pa
 
     quotes = data.find(b'"') >= 0
-    if quotes and not _well_quoted(data):
+    if quotes and not _is_well_quoted(data):
         return None
     markers = {plain(marker) for marker in missing}
     written = {
@@ -212,7 +212,7 @@ def csv_columns(
         except pa.ArrowInvalid:  # a text below the first rows, or a fault: this tells them apart
             found = read({i: coded if written[i] else pa.string() for i in used})
         rows = len(next(iter(found.values())))
-        cells = dict(_emptied(found, markers, texts))
+        cells = dict(_drain(found, markers, texts))
         endless = [i for i, c in cells.items() if isinstance(c, np.ndarray) and np.isinf(c).any()]
         if endless:  # an error names the cell as it is written
             cells |= {
@@ -232,7 +232,7 @@ def _is_finite(marker: str) -> bool:
     return value is not None and value == value
 
 
-def _well_quoted(data: Data) -> bool:
+def _is_well_quoted(data: Data) -> bool:
     """Whether quotes stand around whole cells only, and in pairs inside them."""
     held, opened = np.frombuffer(data, np.uint8), 0
     around = np.zeros(256, bool)
@@ -272,7 +272,7 @@ def parquet_columns(
                 f"{file.name}: column {names[i]!r} holds {column.type}, but numbers or texts are "
                 "needed. Convert it, or name it in `drop`."
             )
-    return Columns(dict(_emptied(found, {plain(m) for m in missing}, texts)), rows)
+    return Columns(dict(_drain(found, {plain(m) for m in missing}, texts)), rows)
 
 
 def _parquet(file: Path) -> Any:
@@ -290,7 +290,7 @@ def _broken(file: Path, error: Exception) -> DataError:
     return DataError(f"{file.name} cannot be read as Parquet ({first}); write it again.")
 
 
-def _emptied(
+def _drain(
     found: dict[int, pa.ChunkedArray], markers: set[str], texts: Collection[int]
 ) -> Iterator[tuple[int, Cells]]:
     """The cells of each column, which is let go at once: memory holds the table about once."""

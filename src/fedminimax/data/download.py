@@ -41,11 +41,11 @@ def fetch(
                 f"{source.advice()}, that is, into {target}."
             )
         target.mkdir(parents=True, exist_ok=True)
-        found[_fetched(file, target, report)] = True
+        found[_fetch(file, target, report)] = True
     return found
 
 
-def _fetched(file: File, target: Path, report: Report) -> Path:
+def _fetch(file: File, target: Path, report: Report) -> Path:
     copy = file.copies[0]
     path, part = target / copy.name, target / f"{copy.name}.part"
     # Without a checksum nobody would notice that two halves belong to different files.

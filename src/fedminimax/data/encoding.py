@@ -271,7 +271,7 @@ def _histograms(
         finer = {
             i: own
             for i, number in enumerate(numbers)
-            if number and (own := _refined(found[i], bins, rare)) is not None
+            if number and (own := _refine(found[i], bins, rare)) is not None
         }
         if not finer:
             return found, exchange
@@ -303,7 +303,7 @@ def _targets(rows: float, bins: int, rare: int) -> np.ndarray:
     return rows * np.unique(np.concatenate([np.arange(1, bins) / bins, tails, 1 - tails]))
 
 
-def _held(own: Counts, targets: np.ndarray) -> np.ndarray:
+def _find_bins(own: Counts, targets: np.ndarray) -> np.ndarray:
     """The bin that holds each target."""
     return np.clip(np.searchsorted(own.below, targets, "right") - 1, 0, len(own.counts) - 1)
 
@@ -313,13 +313,13 @@ def _single(own: Counts) -> np.ndarray:
     return own.ends[1:] <= np.nextafter(own.ends[:-1], np.inf)
 
 
-def _refined(own: Counts, bins: int, rare: int) -> np.ndarray | None:
+def _refine(own: Counts, bins: int, rare: int) -> np.ndarray | None:
     """Finer edges where a target's bin has too many rows; None: there is none."""
     rows = own.counts.sum()
     rare = _enough(rows, rare)
     if rows < 2 * rare:
         return None
-    held = np.unique(_held(own, _targets(rows, bins, rare)))
+    held = np.unique(_find_bins(own, _targets(rows, bins, rare)))
     wide = (own.counts > max(TOLERANCE * rows, rare)) & ~_single(own)
     wide = held[wide[held]]
     if not len(wide):
@@ -352,13 +352,13 @@ def _bins(name: str, own: Counts, bins: int, rare: int) -> Learnt:
     if rows < 2 * rare:
         return Learnt(Part(name, 1))
     targets, ends, below = _targets(rows, bins, rare), own.ends, own.below
-    held = _held(own, targets)
+    held = _find_bins(own, targets)
     exact = _single(own)[held]
     # The number of a bin of one number; else the nearer end.
     nearer = held + (targets - below[held] > below[held + 1] - targets)
     chosen = np.clip(np.where(exact, held, nearer), 1, len(ends) - 2)
     error = np.where(exact, 0.0, np.abs(below[chosen] - targets)).max() / rows
-    edges = ends[_merged(np.unique(chosen), below, rare)]
+    edges = ends[_merge_bins(np.unique(chosen), below, rare)]
     if np.abs(edges).max() > TOO_LARGE:
         raise DataError(f"The values in the column {name!r} are too large; rescale them.")
     if len(edges) < 2:
@@ -371,7 +371,7 @@ def _bins(name: str, own: Counts, bins: int, rare: int) -> Learnt:
     return Learnt(part, own.counts @ (low + high) / 2 / rows, float(error))
 
 
-def _merged(chosen: np.ndarray, below: np.ndarray, rare: int) -> np.ndarray:
+def _merge_bins(chosen: np.ndarray, below: np.ndarray, rare: int) -> np.ndarray:
     """The edges without those that would leave fewer than `rare` rows in a bin."""
     kept = [chosen[0]]
     for edge in chosen[1:]:

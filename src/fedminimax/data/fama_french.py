@@ -117,7 +117,7 @@ def read(file: Path, sort: str, weighting: str) -> np.ndarray:
     """The days' returns in percent, from any of the three forms of file."""
     if file.suffix == ".npz":
         return _array(file, sort)
-    text = _unpacked(file) if file.suffix.lower() == ".zip" else file.read_text("latin-1")
+    text = _unpack(file) if file.suffix.lower() == ".zip" else file.read_text("latin-1")
     return parse(text, weighting, str(file))
 
 
@@ -142,7 +142,7 @@ def _array(file: Path, sort: str) -> np.ndarray:
     return np.round(hundredths / 100.0, 2)
 
 
-def _unpacked(file: Path) -> str:
+def _unpack(file: Path) -> str:
     try:
         with zipfile.ZipFile(file) as packed:
             return packed.read(packed.namelist()[0]).decode("latin-1")

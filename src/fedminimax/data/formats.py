@@ -65,7 +65,7 @@ def members(place: Path, names: Sequence[str]) -> Mapping[str, bytes]:
         found = {} if lack else {name: (place / name).read_bytes() for name in names}
     else:
         about = place.stat()
-        found = _unpacked(place.resolve(), tuple(names), about.st_mtime_ns, about.st_size)
+        found = _unpack(place.resolve(), tuple(names), about.st_mtime_ns, about.st_size)
         lack = [name for name in names if name not in found]
     if lack:
         raise DataError(f"{place} lacks {listed(lack)}; fetch it again.")
@@ -75,9 +75,7 @@ def members(place: Path, names: Sequence[str]) -> Mapping[str, bytes]:
 # To unpack CIFAR-10 from xz takes ten seconds, longer than many a run on it: a comparison reads it
 # once. A file that has changed, as its time or size tell, is read again.
 @lru_cache(maxsize=1)
-def _unpacked(
-    archive: Path, names: tuple[str, ...], changed: int, size: int
-) -> Mapping[str, bytes]:
+def _unpack(archive: Path, names: tuple[str, ...], changed: int, size: int) -> Mapping[str, bytes]:
     found: dict[str, bytes] = {}
     try:
         # As a stream, which ends with the last name: STL-10 has gigabytes behind it.

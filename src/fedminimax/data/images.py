@@ -206,7 +206,7 @@ class Images:
             if split in found:
                 pictures = self._published[held[split]]
                 owned = self._dealt(pictures.labels, found[split], split)
-                parts[split] = Part(pictures, self._told(pictures.labels), owned)
+                parts[split] = Part(pictures, self._tell_apart(pictures.labels), owned)
         return parts
 
     def _above(self) -> np.ndarray:
@@ -216,7 +216,7 @@ class Images:
         upper = positive_classes(self._used)
         return upper if self.task == "second_half" else np.setdiff1d(self._used, upper)
 
-    def _told(self, labels: np.ndarray) -> np.ndarray:
+    def _tell_apart(self, labels: np.ndarray) -> np.ndarray:
         """What is to be told of each image: its class, numbered in order, or its side."""
         if self.task == "classes":
             return np.searchsorted(self._used, labels)
@@ -235,7 +235,7 @@ class Images:
             return [rows[own] for own in owned]
         if share is not None:
             number = int(split == "validation")
-            rows = rows[keep_positives(self._told(labels[rows]), share, self.seed, number)]
+            rows = rows[keep_positives(self._tell_apart(labels[rows]), share, self.seed, number)]
         if self.partition in ("classes", "single_class"):
             sides = {"different": self._used}
             owned = own_classes(labels[rows], self.clients, self.seed, sides)

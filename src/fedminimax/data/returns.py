@@ -51,8 +51,8 @@ class Returns:
         market = np.arange(f) == 0
         loadings = 0.8 * market + 0.3 * random.standard_normal((d, f))
         mu = 0.04 + 0.03 * loadings[:, 0] + 0.02 * random.standard_normal(d)
-        own_mu = mu + 0.04 * self.spread * _centred(random, n, d)
-        own_loadings = loadings + 0.5 * self.spread * _centred(random, n, d, f)
+        own_mu = mu + 0.04 * self.spread * _centre(random, n, d)
+        own_loadings = loadings + 0.5 * self.spread * _centre(random, n, d, f)
         noise = random.uniform(0.3, 0.9, d) * random.standard_normal((n, self.rows, d))
         moves = random.standard_normal((n, self.rows, f)) @ own_loadings.transpose(0, 2, 1)
         returns = own_mu[:, None, :] + moves + noise
@@ -80,6 +80,6 @@ def check_partition(partition: str, clients: int) -> None:
         raise DataError(f"clients is {clients}; give at least 1.")
 
 
-def _centred(random: np.random.Generator, clients: int, *shape: int) -> np.ndarray:
+def _centre(random: np.random.Generator, clients: int, *shape: int) -> np.ndarray:
     values = random.standard_normal((clients, *shape))
     return values - values.mean(0)

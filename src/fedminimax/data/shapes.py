@@ -44,12 +44,12 @@ class Shapes:
         return (1, self.side, self.side)
 
     def client_rows(self) -> Rows:
-        return [self._drawn(client, 0) for client in range(self.clients)]
+        return [self._draw(client, 0) for client in range(self.clients)]
 
     def test_rows(self) -> Rows:
-        return [self._drawn(client, 1) for client in range(self.clients)]
+        return [self._draw(client, 1) for client in range(self.clients)]
 
-    def _drawn(self, client: int, draw: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draw(self, client: int, draw: int) -> tuple[np.ndarray, np.ndarray]:
         own = generator(self.seed, "place", client).uniform(-1, 1, 2)
         random = generator(self.seed, "shapes", client, draw)
         labels = random.permutation(np.arange(self.rows) % 2)

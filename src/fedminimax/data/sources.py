@@ -144,7 +144,7 @@ def record_of(file: Path) -> Path:
 def verify(file: Path, copy: Copy) -> Verdict:
     """Whether a file is what its publisher says, or at least what was downloaded first."""
     if file.is_dir():
-        return _held(file, copy, "unpacked")
+        return _check(file, copy, "unpacked")
     record = record_of(file)
     if not copy.digest and not record.exists():
         return Verdict(None, "no checksum is published, and none was recorded when it came")
@@ -154,13 +154,13 @@ def verify(file: Path, copy: Copy) -> Verdict:
     if matches(file, wanted):
         return Verdict(True, f"{kind} as {by} says" if copy.digest else f"{kind} as when it came")
     if copy.inside:
-        return _held(file, copy, "packed again")
+        return _check(file, copy, "packed again")
     if copy.by == OURS:
         return Verdict(None, "another file than the one that our numbers were made with")
     return Verdict(False, f"not the {kind} of {by}: fetch it again")
 
 
-def _held(file: Path, copy: Copy, how: str) -> Verdict:
+def _check(file: Path, copy: Copy, how: str) -> Verdict:
     """The verdict on what a file or folder holds."""
     if not copy.inside:
         return Verdict(None, f"{how}, and no checksums of what it holds are known")

@@ -97,7 +97,7 @@ def read_table(
 
 def encode(raw: Raw, schema: Schema, unknown: str = "refuse") -> np.ndarray:
     """The features of a raw table, in the schema's order."""
-    parts = [_encoded(column, raw, schema.missing, unknown) for column in schema.columns]
+    parts = [_encode(column, raw, schema.missing, unknown) for column in schema.columns]
     out = np.empty((len(raw.lines), sum(part.shape[1] for part in parts)))
     # A few rows at a time stay in the cache, in which columns become rows.
     for start in range(0, len(out), 512):
@@ -105,7 +105,7 @@ def encode(raw: Raw, schema: Schema, unknown: str = "refuse") -> np.ndarray:
     return out
 
 
-def _encoded(column: Column, raw: Raw, missing: Sequence[str], unknown: str) -> np.ndarray:
+def _encode(column: Column, raw: Raw, missing: Sequence[str], unknown: str) -> np.ndarray:
     """A column's features. Of texts, each one is encoded once."""
     cells = raw.cells[column.name]
     if column.kind == "number" and isinstance(cells, np.ndarray):
@@ -151,7 +151,7 @@ def open_table(
     if ending.endswith(".npz"):
         return _npz(file, label, wanted)
     if ending.endswith(".parquet"):
-        return _from_parquet(file, label, wanted, texts, missing)
+        return _read_parquet(file, label, wanted, texts, missing)
     data = _data(file)
     head = csv_head(data)
     if head is not None:
@@ -183,7 +183,7 @@ def _from_csv(
     return Raw(stem(file), file.name, head.names, cells, _as_labels(labels), lines)
 
 
-def _from_parquet(
+def _read_parquet(
     file: Path,
     label: str | None,
     wanted: Callable[[str], bool],

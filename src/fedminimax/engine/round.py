@@ -109,15 +109,15 @@ class Federation:
         otherwise one client that is away could stop the run."""
         if self.complete:
             return self.present
-        cohort = self._drawn(server, round, phase)
+        cohort = self._draw(server, round, phase)
         for again in range(1, MOST_DRAWS):
             if self.backend.enough(cohort):
                 break
             # With the number of a round that no run will ever have.
-            cohort = self._drawn(server, round + again * 2**32, phase)
+            cohort = self._draw(server, round + again * 2**32, phase)
         return self.backend.present(cohort)
 
-    def _drawn(self, server: Any, round: int, phase: int) -> np.ndarray:
+    def _draw(self, server: Any, round: int, phase: int) -> np.ndarray:
         drawing = key(self.seed, "cohort", round, phase)
         uniform = words(drawing, np.arange(self.cohort)) / 2**32
         own = self.algorithm.draw_cohort(server, phase, uniform)
@@ -361,12 +361,12 @@ def play_rounds(
 ) -> State:
     """A round, or several of at most `most` where the executor can play them at once. How many are
     played together changes no number."""
-    return _repeated(federation, state, store, executor, most) or play_round(
+    return _play_repeated(federation, state, store, executor, most) or play_round(
         federation, state, store, executor
     )
 
 
-def _repeated(
+def _play_repeated(
     federation: Federation, state: State, store: ClientStore, executor: Executor, most: int
 ) -> State | None:
     """The next rounds of one kind, if there are several and the executor can play them at once."""

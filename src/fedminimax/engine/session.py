@@ -91,8 +91,8 @@ class Session:
     def run(self) -> Run:
         """Plays the rounds that are left, and returns the result."""
         self._check()
-        federation, state, digest = self._assembled()
-        with self._opened() as place:
+        federation, state, digest = self._assemble()
+        with self._open_folder() as place:
             keep, count = federation.algorithm.keep, len(self.clients)
             stages = federation.messages.keeps
             store = self.backend.store(self.settings.store, keep, count, place, stages)
@@ -140,7 +140,7 @@ class Session:
                 '"memory", in which each process has the states of its own clients'
             )
 
-    def _assembled(self) -> tuple[Federation, State, str]:
+    def _assemble(self) -> tuple[Federation, State, str]:
         """The federation, its state before round 0, and the digest of the run."""
         settings, backend = self.settings, self.backend
         point = start_point(self.problem, self.start, settings.dtype)
@@ -172,7 +172,7 @@ class Session:
         return federation, state, digest
 
     @contextmanager
-    def _opened(self) -> Generator[RunFolder | None, None, None]:
+    def _open_folder(self) -> Generator[RunFolder | None, None, None]:
         """The folder of the run, locked. Settings that turn out to be of no use leave none."""
         if self.folder is None:
             yield None

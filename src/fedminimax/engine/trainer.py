@@ -153,7 +153,7 @@ class Trainer:
         """What is due after so many rounds: an evaluation, a checkpoint, an interruption."""
         if self.callbacks.on_round:
             self.callbacks.on_round(done)
-        if self._evaluates(done):
+        if self._is_evaluated(done):
             try:
                 self._evaluate()
             except NonFiniteError as found:
@@ -168,7 +168,7 @@ class Trainer:
         if leaves_off:
             raise Interrupted(done)
 
-    def _evaluates(self, done: int) -> bool:
+    def _is_evaluated(self, done: int) -> bool:
         return done % self.settings.evaluate_every == 0 or done == self.settings.rounds
 
     def _play(self) -> None:
@@ -180,7 +180,7 @@ class Trainer:
         """The last round before an evaluation is watched, if its drift is to be logged."""
         watched = DRIFT in self.settings.measures
         common = (self.federation, self.state, self.store, self.executor)
-        if not watched or not self._evaluates(self.state.round + 1):
+        if not watched or not self._is_evaluated(self.state.round + 1):
             begun, before, self.drift = time.perf_counter(), self.state.round, None
             self.state = play_rounds(*common, min(self._together, self._until_due() - watched))
             self._pace(self.state.round - before, time.perf_counter() - begun)
@@ -227,7 +227,7 @@ class Trainer:
     def _evaluate(self) -> None:
         """Makes a record of where the run stands; it may end the run."""
         with self.part("evaluation"):
-            record, moments = self.backend.complete(self._measured)
+            record, moments = self.backend.complete(self._make_record)
             self.history.append(record)
             if self.folder is not None:
                 self.folder.append(record)
@@ -238,7 +238,7 @@ class Trainer:
             judged = "validation" if "validation" in record else "train"
             self._aim(record.get(judged, {}).get(monitor))
 
-    def _measured(self) -> tuple[dict[str, Any], Tensor | None]:
+    def _make_record(self) -> tuple[dict[str, Any], Tensor | None]:
         """The record of an evaluation, and the batch-norm moments of the point."""
         problem, measures = self.federation.problem, self.settings.measures
         record: dict[str, Any] = {"round": self.state.round, **self.state.cost._asdict()}

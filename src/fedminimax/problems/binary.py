@@ -117,7 +117,7 @@ class BinaryProblem(NetworkProblem):
             "auprc_bound": federated.auprc_bound,
         }
         if ask.sees_rows:
-            found |= _pooled(ask.each("scores", *at), ask.weights)
+            found |= _pooled_measures(ask.each("scores", *at), ask.weights)
         if not ask.tells_each:
             return found
         own = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
@@ -156,7 +156,7 @@ def _one_per_row(outputs: Tensor) -> Tensor:
     return outputs.reshape(-1)
 
 
-def _pooled(replies: list[Vectors], weights: Tensor) -> Measures:
+def _pooled_measures(replies: list[Vectors], weights: Tensor) -> Measures:
     """Exact measures over all rows; in `auc_weighted` clients have the weights of the run."""
     scores = torch.cat([r[0] for r in replies]).cpu().double().numpy()
     labels = (torch.cat([r[1] for r in replies]) > 0).cpu().numpy()

@@ -112,9 +112,9 @@ class Network:
             tensors |= {f"{name}.row_weight": batch.weight for name in self._norms}
         rows = channels_last(rows)
         if self.precision is None:
-            return self._called(tensors, rows)
+            return self._call(tensors, rows)
         with torch.autocast(first.device.type, self.precision, cache_enabled=False):
-            outputs = self._called(tensors, rows)
+            outputs = self._call(tensors, rows)
         return outputs.to(first.dtype)
 
     def moments(self, vector: Tensor, rows: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class Network:
         held = self._functional.named_buffers()
         return {name: value.to(device) for name, value in held if value.numel()}
 
-    def _called(self, tensors: Parameters, rows: Tensor) -> Tensor:
+    def _call(self, tensors: Parameters, rows: Tensor) -> Tensor:
         """The module's outputs with these tensors in place of its own."""
         if torch.compiler.is_compiling():
             return functional_call(self._functional, tensors, (rows,))
@@ -261,13 +261,13 @@ def pool_first(module: nn.Module) -> nn.Module:
 def channels_last(rows: Tensor) -> Tensor:
     """Images in the memory format in which torch pools and normalises several times faster on a
     CPU; under vmap, which has no memory formats, unchanged."""
-    if rows.dim() != 4 or torch.compiler.is_compiling() or _wrapped(rows):
+    if rows.dim() != 4 or torch.compiler.is_compiling() or _inside_vmap(rows):
         return rows
     # Also for one channel, where `contiguous` would return the rows unchanged.
     return rows.clone(memory_format=torch.channels_last)
 
 
-def _wrapped(rows: Tensor) -> bool:
+def _inside_vmap(rows: Tensor) -> bool:
     """Inside vmap?"""
     return torch._C._functorch.is_functorch_wrapped_tensor(rows)  # type: ignore[attr-defined]
 

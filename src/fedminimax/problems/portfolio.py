@@ -157,10 +157,10 @@ class Portfolio(Problem):
             if deviation > 0:
                 measures["ratio"] = mean / deviation
         if ask.sees_rows:
-            measures |= self._compared(measures, self.return_moments(ask))
+            measures |= self._compare(measures, self.return_moments(ask))
         return measures
 
-    def _compared(self, measures: Measures, moments: Moments) -> Measures:
+    def _compare(self, measures: Measures, moments: Moments) -> Measures:
         """The differences to the best portfolios on the same rows, if there is a formula."""
         if not regular(moments):
             return {"minimum": f"the minimum is not known: {IRREGULAR}"}

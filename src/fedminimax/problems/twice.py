@@ -32,11 +32,11 @@ class DifferentiatedTwice(TorchFunctionMode):
         return func(*args, **kwargs) if found is None else found
 
 
-def _listed(numbers: Any) -> Any:
+def _as_list(numbers: Any) -> Any:
     return numbers if isinstance(numbers, list | tuple) else [numbers]
 
 
-def _convolved(
+def _convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -47,7 +47,7 @@ def _convolved(
 ) -> Any:
     if x.dim() != 4 or isinstance(padding, str):
         return None
-    way = (*map(_listed, (stride, padding, dilation)), False, [0], groups)
+    way = (*map(_as_list, (stride, padding, dilation)), False, [0], groups)
     return _Convolved.apply(x, weight, bias, way)
 
 
@@ -92,7 +92,7 @@ class _ConvolvedSlopes(torch.autograd.Function):
         return in_g, *slopes[:2], None, None
 
 
-def _pooled(
+def _pool(
     x: Tensor,
     kernel_size: Any,
     stride: Any = None,
@@ -104,7 +104,7 @@ def _pooled(
     if x.dim() != 4 or return_indices:
         return None
     stride = [] if stride is None else stride
-    way = map(_listed, (kernel_size, stride, padding, dilation))
+    way = map(_as_list, (kernel_size, stride, padding, dilation))
     return _Pooled.apply(x, (*way, ceil_mode))
 
 
@@ -140,7 +140,7 @@ class _PooledSlopes(torch.autograd.Function):
         return chosen, None, None, None
 
 
-def _normalised(
+def _normalise(
     x: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -223,7 +223,7 @@ class _NormalisedSlopes(torch.autograd.Function):
 
 
 _OWN: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.conv2d: _convolved,
-    F.max_pool2d: _pooled,
-    F.batch_norm: _normalised,
+    torch.conv2d: _convolve,
+    F.max_pool2d: _pool,
+    F.batch_norm: _normalise,
 }

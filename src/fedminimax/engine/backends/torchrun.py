@@ -87,7 +87,7 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Backend]:
         yield Local()
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    with _as_lost(timeout):
+    with _lost_connection(timeout):
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     peers = Torchrun(dist.get_rank(), dist.get_world_size(), timeout)
     try:
@@ -159,7 +159,7 @@ class Torchrun(Backend):
         place = f"round {int(job.clock.round)}, phase {int(job.clock.phase)}"
         if job.messages.reducer.linear:
             return self._mean(job, found, place)
-        return self._gathered(job, found, place)
+        return self._gather_replies(job, found, place)
 
     def _mean(self, job: PhaseJob, found: ClientResult, place: str) -> Reduced:
         """The sum over processes of each one's part of the weighted mean."""
@@ -181,7 +181,7 @@ class Torchrun(Backend):
         arrived = reducer.whole(self._sum_of(own), like)
         return Reduced(arrived, job.held, any(numbers[1] for numbers in told))
 
-    def _gathered(self, job: PhaseJob, found: ClientResult, place: str) -> Reduced:
+    def _gather_replies(self, job: PhaseJob, found: ClientResult, place: str) -> Reduced:
         """What the reducer makes of all replies, at every process."""
         here = len(job.cohort)
         flawed = bool(here) and bad_field(found.up, found.kept) is not None
@@ -190,7 +190,7 @@ class Torchrun(Backend):
         if here:
             own = dict(leaves(found.up))
             own |= {"": job.weights, " ": torch.from_numpy(job.cohort)}
-        parts = [load(c) for c in self.from_all(f"the replies of {place}", _packed(own))]
+        parts = [load(c) for c in self.from_all(f"the replies of {place}", _pack(own))]
         source = next(rank for rank, part in enumerate(parts) if part)
         form = json.loads(self.text_of(source, json.dumps(form_of(found.up) if own else None)))
         joined = {n: torch.cat([part[n] for part in parts if part]) for n in parts[source]}
@@ -227,7 +227,7 @@ class Torchrun(Backend):
 
     def gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         own = {name: value for name, value in tensors.items() if name.startswith("client.")}
-        content = b"" if self.leads else _packed(own)
+        content = b"" if self.leads else _pack(own)
         sizes = [told[0] for told in self.share("a checkpoint", len(content))]
         with self._heard():
             if not self.leads:
@@ -342,7 +342,7 @@ class Torchrun(Backend):
         self.text_of(source, sentence)
 
     def _heard(self) -> Any:
-        return _as_lost(self.timeout)
+        return _lost_connection(self.timeout)
 
 
 class TorchrunQuery(LocalQuery):
@@ -360,7 +360,7 @@ class TorchrunQuery(LocalQuery):
             for number, value in enumerate(self.answer(question, vectors, client))
         }
         found: dict[str, Tensor] = {}
-        for content in self._peers.from_all(f"the question {question}", _packed(own)):
+        for content in self._peers.from_all(f"the question {question}", _pack(own)):
             found |= load(content)
         replies: dict[int, list[Tensor]] = {client: [] for client in self.numbers}
         for client, number in sorted(tuple(map(int, name.split("."))) for name in found):
@@ -395,7 +395,7 @@ class ReadOnlyFolder(RunFolder):
 
 
 @contextmanager
-def _as_lost(timeout: float) -> Iterator[None]:
+def _lost_connection(timeout: float) -> Iterator[None]:
     """An error of the connection, as a sentence."""
     try:
         yield
@@ -432,7 +432,7 @@ def _ended_by_torchrun() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def _packed(tensors: dict[str, Tensor]) -> bytes:
+def _pack(tensors: dict[str, Tensor]) -> bytes:
     return save({name: value.cpu().contiguous().clone() for name, value in tensors.items()})
 
 

@@ -95,18 +95,18 @@ def flush_name(folder: Path) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with _opened(path) as (file, about):
+    with _open(path) as (file, about):
         return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
 
 
 def read_about(path: Path) -> dict[str, Any]:
     """The text alone."""
-    with _opened(path) as (_, about):
+    with _open(path) as (_, about):
         return about
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Generator[tuple[Any, dict[str, Any]], None, None]:
+def _open(path: Path) -> Generator[tuple[Any, dict[str, Any]], None, None]:
     try:
         opened: Any = safe_open(path, "pt")
         with opened as file:

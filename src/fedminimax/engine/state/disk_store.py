@@ -79,7 +79,7 @@ class DiskStore(ClientStore):
         self._noted = np.zeros(clients, dtype=bool)  # in the journal already
 
     def checkpoint(self) -> tuple[dict[str, Tensor], Any]:
-        with self._writing():
+        with self._report_errors():
             self.settle()
             for file in self._every_file():
                 file.sync()
@@ -95,7 +95,7 @@ class DiskStore(ClientStore):
         for own in (self.stages or {}).values():
             own.checkpointed(round)
         before = self._round
-        with self._writing():
+        with self._report_errors():
             self._begin_journal(round)
             for number, path in sorted(self._journals().items()):
                 if number < before:
@@ -115,7 +115,7 @@ class DiskStore(ClientStore):
         self._form = about["form"]
         if about["tensors"]:
             self._open(about["tensors"])
-        with self._writing():
+        with self._report_errors():
             for number in reversed(later):
                 for undo in Journal.backwards(journals[number], self._files):
                     self._undo(undo)
@@ -185,7 +185,7 @@ class DiskStore(ClientStore):
             clients, back = np.unique(clients[::-1], return_index=True)
             places = places[::-1][back]
         whole = len(places) == len(values[0])
-        with self._writing():
+        with self._report_errors():
             if not self._files:
                 self._form = form_of(stacked)
                 self._create(named, values)
@@ -197,7 +197,7 @@ class DiskStore(ClientStore):
 
     def _replace(self, round: int, states: dict[int, Any]) -> None:
         self._make_folder()
-        with self._writing():
+        with self._report_errors():
             # Without journals, what is left of the rows is never taken for whole.
             for path in sorted(self._journals().values(), reverse=True):
                 remove(path)
@@ -206,11 +206,11 @@ class DiskStore(ClientStore):
         for part in _parts(np.array(sorted(states), dtype=np.int64)):
             stacked = stack([states[client] for client in part.tolist()])
             self._write(part, np.arange(len(part)), stacked)
-        with self._writing():
+        with self._report_errors():
             self._begin_journal(round)
 
     def _make_folder(self) -> None:
-        with self._writing():
+        with self._report_errors():
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def _note(self, clients: np.ndarray) -> None:
@@ -277,7 +277,7 @@ class DiskStore(ClientStore):
         return [*self._files, *([self._bits] if self._bits is not None else [])]
 
     @contextmanager
-    def _writing(self) -> Generator[None, None, None]:
+    def _report_errors(self) -> Generator[None, None, None]:
         try:
             yield
         except OSError as error:

@@ -242,7 +242,7 @@ class Compiled(Executor):
         key = kind(job, span, given)
         if key not in self._graphs:
             with self.part("compiling"):
-                self._graphs[key] = self._tried(job, span, inputs, key)
+                self._graphs[key] = self._try(job, span, inputs, key)
         graph = self._graphs[key]
         self._last[span] = Served(job.phase, shapes, rest, graph)
         return graph
@@ -258,9 +258,7 @@ class Compiled(Executor):
             self._traced[key] = found = self._trace(job, span, inputs)
         return len(found.module.graph.nodes)
 
-    def _tried(
-        self, job: PhaseJob, span: Span, inputs: Inputs | Closing, key: tuple
-    ) -> Graph | None:
+    def _try(self, job: PhaseJob, span: Span, inputs: Inputs | Closing, key: tuple) -> Graph | None:
         if len(self._graphs) >= MOST_KINDS:
             if len(self._graphs) == MOST_KINDS:
                 warnings.warn(
@@ -270,14 +268,14 @@ class Compiled(Executor):
                 )
             return None
         try:
-            return self._made(job, span, inputs, key)
+            return self._make(job, span, inputs, key)
         except ClientError:
             raise
         except Exception as error:
             warnings.warn(not_compiled(error), stacklevel=2)
             return None
 
-    def _made(self, job: PhaseJob, span: Span, inputs: Inputs | Closing, key: tuple) -> Graph:
+    def _make(self, job: PhaseJob, span: Span, inputs: Inputs | Closing, key: tuple) -> Graph:
         found = self._traced.pop(key, None) or self._trace(job, span, inputs)
         given = apart(inputs._replace(rates=found.rates))
         call = compiled(found.module, [given[p] for p in found.used], self._compiler)

@@ -48,8 +48,8 @@ def inductor(module: fx.GraphModule, given: list[Tensor]) -> Code:
                 if _is_small(lowered.graph):
                     return _compiled_small(copy.deepcopy(lowered), given)
             with suppress(Exception):
-                return _compiled(copy.deepcopy(lowered), given)
-            return Code(_made(lowered, given), None)
+                return _compile(copy.deepcopy(lowered), given)
+            return Code(_make(lowered, given), None)
 
 
 def rewritten(module: fx.GraphModule, given: list[Tensor]) -> fx.GraphModule:
@@ -66,7 +66,7 @@ def rewritten(module: fx.GraphModule, given: list[Tensor]) -> fx.GraphModule:
     return lowered
 
 
-def _made(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Call:
+def _make(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Call:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
 
@@ -76,10 +76,10 @@ def _made(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Cal
         return compile_fx_inner(lowered, given, cpp_wrapper=True)  # type: ignore[return-value]
 
 
-def _compiled(lowered: fx.GraphModule, given: list[Tensor], on_stack: bool = False) -> Code:
+def _compile(lowered: fx.GraphModule, given: list[Tensor], on_stack: bool = False) -> Code:
     settings = {"aot_inductor.allow_stack_allocation": True} if on_stack else {}
-    with _wrapped(on_stack):
-        call = _made(lowered, given, **settings)
+    with _wrap(on_stack):
+        call = _make(lowered, given, **settings)
     return Code(call, address(call, len(given)), on_stack)
 
 
@@ -137,11 +137,11 @@ def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Code:
         made = made and node not in returned
         returned.append(node if made else inserted(graph, node, torch.ops.aten.clone.default, end))
     end.args = (returned,)
-    return _compiled(lowered, given, on_stack=True)
+    return _compile(lowered, given, on_stack=True)
 
 
 @contextmanager
-def _wrapped(on_stack: bool) -> Iterator[None]:
+def _wrap(on_stack: bool) -> Iterator[None]:
     """What stands around the compiler's own code: with tensors on the stack (the setting counts
     only for the first graph of a process), and such that threads without Python can call it."""
     from torch._inductor.codegen import common

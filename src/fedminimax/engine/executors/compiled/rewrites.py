@@ -41,7 +41,7 @@ def in_parts(graph: fx.Graph) -> None:
                 continue
             for of in given:
                 if of not in whole:
-                    whole[of] = _made(graph, _ATEN.cat.default, (parts[of], _value(of).dim() - 1))
+                    whole[of] = _make(graph, _ATEN.cat.default, (parts[of], _value(of).dim() - 1))
                 node.replace_input_with(of, whole[of])
     graph.eliminate_dead_code()
 
@@ -61,9 +61,9 @@ def _part_by_part(
             shape = _value(of).shape
             if not shape or shape[-1] == 1:  # the same for all entries
                 return of
-            return _made(graph, _ATEN.slice.Tensor, (of, len(shape) - 1, first, end))
+            return _make(graph, _ATEN.slice.Tensor, (of, len(shape) - 1, first, end))
 
-        found.append(_made(graph, node.target, tuple(map(part, node.args)), node.kwargs))
+        found.append(_make(graph, node.target, tuple(map(part, node.args)), node.kwargs))
         first += length
     return found
 
@@ -103,7 +103,7 @@ def _value(node: fx.Node) -> Tensor:
     return node.meta["val"]
 
 
-def _made(graph: fx.Graph, target: Any, args: tuple, kwargs: dict | None = None) -> fx.Node:
+def _make(graph: fx.Graph, target: Any, args: tuple, kwargs: dict | None = None) -> fx.Node:
     node = graph.call_function(target, args, kwargs)
     values = map_arg((node.args, node.kwargs), _value)
     node.meta["val"] = target(*values[0], **values[1])
