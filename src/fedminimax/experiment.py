@@ -188,14 +188,25 @@ def experiment_of(folder: str | os.PathLike) -> Experiment:
 
 
 def resume(folder: str | os.PathLike, **callbacks: Any) -> Run:
-    """Goes on with an interrupted run from its last checkpoint, or from the start without one."""
+    """Goes on with an interrupted run from its last checkpoint, or from the start without one.
+
+    Arguments:
+        folder: of a run that was made from an experiment file.
+        callbacks: `on_record`, `on_round` and `interrupted`, as in `simulate`.
+
+    Returns what the run would have returned without the interruption.
+    """
     return run_experiment(experiment_of(folder), folder, resume=True, **callbacks)
 
 
 def load(folder: str | os.PathLike, problem: Problem | None = None) -> Run:
-    """A finished run: its point, its history, and its module; the training data is not needed.
+    """Reads a finished run; the training data is not needed.
 
-    A run made from Python has no configuration: give its problem.
+    Arguments:
+        folder: of the run.
+        problem: only for a run that was made from Python, whose folder has no configuration.
+
+    Returns the run: its point, its history, and its module.
     """
     place = RunFolder(folder)
     if problem is None:

@@ -68,10 +68,12 @@ class Batch(NamedTuple):
 
     @property
     def features(self) -> Tensor:
+        """The first column, which may have several dimensions."""
         return self.rows[0]
 
     @property
     def labels(self) -> Tensor:
+        """The second column."""
         return self.rows[1]
 
     def mean(self, values: Tensor) -> Tensor:
@@ -167,11 +169,17 @@ class Query(Protocol):
     weights: Tensor
     sampled_positive_share: float | None  # of every batch, when batches are class-balanced
 
-    def each(self, question: str, *vectors: Tensor) -> list[tuple[Tensor, ...]]: ...
+    def each(self, question: str, *vectors: Tensor) -> list[tuple[Tensor, ...]]:
+        """The reply of each client, in the order of `names`."""
+        ...
 
-    def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]: ...
+    def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """The mean of the replies, weighted as the run weights its clients."""
+        ...
 
-    def sum(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]: ...
+    def sum(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """The sum of the replies."""
+        ...
 
 
 class Problem(ABC):
@@ -234,9 +242,11 @@ class Problem(ABC):
         """F_K at one client: a number."""
 
     def project_x(self, x: Tensor, /) -> Tensor:
+        """The nearest x in the set that x is limited to; as it is if there is none."""
         return x
 
     def project_y(self, y: Tensor, /) -> Tensor:
+        """The nearest y in the set that y is limited to; as it is if there is none."""
         return y
 
     def prepare(self, ask: Query) -> Problem:

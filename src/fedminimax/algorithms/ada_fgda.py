@@ -99,6 +99,7 @@ class AdaFGDA(FGDA[Server, Down]):
 
     @property
     def rule(self) -> Scale:
+        """How the scales follow from the averages: line 6."""
         return SCALES[self.scale](self.scale_rate, self.scale_floor)
 
     def init_server(self, problem: Problem, start: Point) -> Server:
@@ -135,6 +136,7 @@ class AdaFGDA(FGDA[Server, Down]):
         )
 
     def scales(self, server: Server, clock: Clock) -> Scales:
+        """The diagonals of A and B."""
         rule = self.rule
         return Scales(rule.diagonal(server.memory_x), rule.diagonal(server.memory_y))
 
@@ -151,6 +153,7 @@ class AdaFGDA(FGDA[Server, Down]):
     def scaled_move(
         self, problem: Problem, state: Tracked, scales: Down | Scales, clock: Clock
     ) -> Point:
+        """The point after one step along the estimates, divided by the scales."""
         lr = at(self.lr, clock)
         primal_lr, dual_lr = lr * at(self.primal_lr, clock), lr * at(self.dual_lr, clock)
         x = problem.project_x(plus(state.x, -primal_lr, state.momentum_x / scales.scale_x))
@@ -164,11 +167,13 @@ class AdaFGDA(FGDA[Server, Down]):
     def remember(
         self, problem: Problem, server: Server, mean: Tracked | Momenta, clock: Clock
     ) -> Server:
+        """The server with what the next scales are computed from."""
         a = self.rule.update(server.memory_x, mean.momentum_x)  # line 6
         b = self.rule.update(server.memory_y, mean.momentum_y)
         return server._replace(memory_x=a, memory_y=b)
 
     def synchronise(self, problem: Problem, server: Server, mean: Tracked, clock: Clock) -> Server:
+        """The averages, the scales, and the move from them, which is the same for all clients."""
         server = self.aggregate(problem, server, mean, clock)  # lines 5-6
         scales = self.scales(server, clock)
         new = self.scaled_move(problem, mean, scales, self.last_clock(clock))  # lines 7-8

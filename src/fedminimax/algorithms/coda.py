@@ -94,6 +94,7 @@ class Coda(CodaPlus):
     def add_statistics(
         self, problem: Problem, down: Primal, client: Estimate, batch: Draw, clock: Clock
     ) -> Estimate:
+        """One more batch of what the best dual is computed from."""
         new = problem.dual_statistics(down.x, batch[-1]) / clock.steps
         return client._replace(statistics=client.statistics + new)
 
@@ -105,4 +106,5 @@ class Coda(CodaPlus):
     def restart_dual(
         self, problem: Problem, server: Point, mean: Statistics, clock: Clock
     ) -> Point:
+        """The best dual for the new primal."""
         return server._replace(y=problem.project_y(problem.dual_from(mean.statistics)))

@@ -172,5 +172,6 @@ class Codasca(Algorithm[Server, Down, Client, Up]):
         )
 
     def end_stage(self, problem: Problem, server: Server, mean: Up, clock: Clock) -> Server:
+        """The next stage starts at the last point, with controls of 0."""
         moved = self.aggregate(problem, server, mean, clock)
         return self.init_server(problem, Point(moved.x, moved.y))

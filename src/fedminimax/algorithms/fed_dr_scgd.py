@@ -101,6 +101,7 @@ class FedDRSCGD(Algorithm):
         return Point(server.x, server.y)
 
     def receive_point(self, down: Point, client: Client, clock: Clock) -> Client:
+        """The server's point, and the client's own first estimates."""
         return Client(x=down.x, y=down.y, inner=client.inner, momentum=client.momentum)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
@@ -127,6 +128,7 @@ class FedDRSCGD(Algorithm):
         return client._replace(x=h[0], inner=tuple(inner), momentum=tuple(momentum))
 
     def projected(self, vector: Tensor, power: int) -> Tensor:
+        """Pi, for the level whose estimate is bounded by radius^power."""
         return project(self.projection, self.radius**power, vector)
 
     def send(self, down: Down | Point, client: Client, clock: Clock) -> tuple[Up, Client]:

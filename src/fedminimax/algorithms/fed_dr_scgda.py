@@ -91,6 +91,7 @@ class FedDRSCGDA(Algorithm):
         return Point(server.x, server.y)
 
     def receive_point(self, down: Point, client: Client, clock: Clock) -> Client:
+        """The server's point, and the client's own first estimates."""
         return Client(
             x=down.x,
             y=down.y,
@@ -127,6 +128,7 @@ class FedDRSCGDA(Algorithm):
         )
 
     def projected(self, vector: Tensor, power: int) -> Tensor:
+        """Pi, for the level whose estimate is bounded by radius^power."""
         return project(self.projection, self.radius**power, vector)
 
     def send(self, down: Down | Point, client: Client, clock: Clock) -> tuple[Up, Client]:

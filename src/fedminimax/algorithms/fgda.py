@@ -148,6 +148,7 @@ class FGDA(FourVectors[Server, Down]):
         return self.track(problem, client, new, batch, clock)  # lines 14-16
 
     def move(self, problem: Problem, state: Tracked, clock: Clock) -> Point:
+        """The point after one step along the estimates."""
         lr = at(self.lr, clock)
         primal_lr, dual_lr = lr * at(self.primal_lr, clock), lr * at(self.dual_lr, clock)
         x = problem.project_x(plus(state.x, -primal_lr, state.momentum_x))
@@ -157,6 +158,7 @@ class FGDA(FourVectors[Server, Down]):
     def track(
         self, problem: Problem, client: Tracked, new: Point, batch: Draw, clock: Clock
     ) -> Tracked:
+        """The client at the new point, with estimates that have come along."""
         old = gradients(problem, Point(client.x, client.y), batch)  # line 14: one sample for both
         grad = gradients(problem, new, batch)
         alpha, beta = at(self.dual_rate, clock), at(self.primal_rate, clock)
@@ -169,6 +171,7 @@ class FGDA(FourVectors[Server, Down]):
         return averaged._replace(**mean._asdict())  # line 5
 
     def synchronise(self, problem: Problem, server: Server, mean: Tracked, clock: Clock) -> Server:
+        """The averages, and the move from them, which is the same for all clients."""
         averaged: Any = self.aggregate(problem, server, mean, clock)
         new = self.move(problem, mean, self.last_clock(clock))  # lines 7-8
         return averaged._replace(x=new.x, y=new.y)

@@ -111,6 +111,7 @@ class LocalSCGDAM(Algorithm):
         return Point(server.x, server.y)
 
     def receive_point(self, down: Point, client: Client, clock: Clock) -> Client:
+        """The server's point, and the client's own first estimates."""
         return Client(
             x=down.x,
             y=down.y,

@@ -97,6 +97,7 @@ class LocalSCGDM(Algorithm):
         return Point(server.x, server.y)
 
     def receive_point(self, down: Point, client: Client, clock: Clock) -> Client:
+        """The server's point, and the client's own first estimates."""
         return Client(x=down.x, y=down.y, inner=client.inner, momentum_x=client.momentum_x)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def simplex(v: Tensor) -> Tensor:
-    """The projection onto the simplex: the nearest vector of non-negative entries with sum 1.
+    """Projects a vector onto the simplex: the nearest of non-negative entries that add up to 1.
 
     >>> simplex(torch.tensor([0.5, 0.9, -1.0]))
     tensor([0.3000, 0.7000, 0.0000])
@@ -28,7 +28,7 @@ def simplex(v: Tensor) -> Tensor:
 
 
 def ball(radius: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """The function that projects onto the Euclidean ball of that radius around 0.
+    """Returns the function that projects a vector onto the Euclidean ball of that radius around 0.
 
     >>> ball(1.0)(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
@@ -42,5 +42,9 @@ def ball(radius: float = 1.0) -> Callable[[Tensor], Tensor]:
 
 
 def nonnegative(v: Tensor) -> Tensor:
-    """The projection onto the vectors without negative entries."""
+    """Projects a vector onto those without negative entries: returns it with 0 in their place.
+
+    >>> nonnegative(torch.tensor([1.0, -2.0]))
+    tensor([1., 0.])
+    """
     return torch.clamp(v, min=0)

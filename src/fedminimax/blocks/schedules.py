@@ -120,5 +120,8 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def at(rate: Rate, clock: Clock) -> Tensor | float:
-    """The value of a rate at a time: a number stays a number, a schedule gives a 0-d tensor."""
+    """Reads a rate at the time of `clock`.
+
+    Returns the number itself, or what the schedule says then, as a 0-d tensor.
+    """
     return rate(clock) if isinstance(rate, Schedule) else rate

@@ -9,7 +9,8 @@ from fedminimax.blocks.vectors import plus_difference
 
 
 def storm(estimate: Tensor, new: Tensor, old: Tensor, rate: Tensor | float) -> Tensor:
-    """The estimate at the new point, from gradients at the new and the old one on the same rows.
+    """Returns the estimate at the new point, from the `estimate` at the old one and the gradients
+    `new` and `old` at both, on the same rows; `rate` is the weight of the new gradient.
 
         estimate <- new + (1 - rate) * (estimate - old)
 

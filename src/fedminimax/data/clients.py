@@ -188,10 +188,12 @@ class Clients:
 
     @property
     def device(self) -> torch.device:
+        """Where the rows are."""
         columns = self.train.columns
         return columns[0].device if columns else HOST
 
     def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Clients:
+        """The same clients with floating columns in this precision, and on this device."""
         moved = {name: shards.to(dtype, device) for name, shards in self.splits.items()}
         return self._with(moved)
 

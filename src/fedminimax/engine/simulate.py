@@ -50,6 +50,10 @@ def simulate(
 ) -> Run:
     """Runs `algorithm` on `problem` across `clients` for `rounds` rounds.
 
+    Returns the `Run`: the last point, the record of each evaluation, how the run ended, and the
+    trained module.
+
+    - seed: decides every batch and cohort; the same seed gives the same run.
     - cohort: clients per round, drawn anew in each; None: all.
     - executor: "auto", "debug", "threads", "vectorised" or "compiled": how clients are mapped, not
       what is computed.

@@ -237,6 +237,7 @@ class Messages:
         return Messages(stages, reducer)
 
     def then(self, stage: Stage) -> Messages:
+        """The same messages with one more stage at the end."""
         return replace(self, stages=(*self.stages, stage))
 
     @property
