@@ -196,7 +196,7 @@ def test_identical_clients_are_one_machine(method):
 @METHODS
 def test_clients_whose_maps_differ_leave_a_floor_that_no_rate_removes(method):
     """All levels are averaged at once: what averaging does to a level's value never enters the
-    next one (algorithms.md, section 9)."""
+    next one."""
     clients = Clients(affine_rows(maps_differ=0.1), batch_size=None)
 
     def floor(rate: float) -> float:
@@ -236,7 +236,7 @@ def test_structured_jacobians_give_the_same_numbers(method, problem, clients):
 @METHODS
 @pytest.mark.parametrize(("sent", "floats"), [("dense", 10_507), ("structured", 406)])
 def test_floats_of_the_paper_s_portfolio(method, sent, floats):
-    """d^2 + 5 d + 7 and 4 d + 6 (algorithms.md, section 2.3), for 100 assets."""
+    """d^2 + 5 d + 7 and 4 d + 6, for 100 assets."""
     clients = Clients(Returns(2, 100, 6).client_rows(), batch_size=1)
     algorithm = method(lr=1e-3, local_steps=2, sent=sent)
     federation, state, store = federation_of(Portfolio(100), algorithm, clients)

@@ -282,7 +282,7 @@ def test_the_snapshot_stays_until_its_period_is_over():
                 assert torch.equal(snapshot, starts[round - round % 3])
 
 
-# The floor that clients far apart leave (algorithms.md, section 9): s = 10, q = 20, step 0.02.
+# The floor that clients far apart leave: s = 10, q = 20, step 0.02.
 
 
 def fixed_point(algorithm: Algorithm) -> Point:

@@ -251,7 +251,7 @@ def test_any_clients_do_not_as_printed(depth):
         assert float((state.server.momentum[0] - grad.x).norm()) > 1e-3
 
 
-# The floors that clients far apart leave (algorithms.md, section 9).
+# The floors that clients far apart leave.
 
 
 def run(problem: Problem, method: Any, clients: Clients, rounds: int) -> Run:

@@ -256,7 +256,7 @@ def test_smoothing_tames_the_game_that_descent_ascent_loses(kind):
 
 def test_smoothing_that_overshoots_is_warned_of():
     problem, start = quadratic(), quadratic().start()
-    edge = FESSGDA(0.1, 0.1, 10, 2.0, smoothing=1.0)  # algorithms.md 2.7: the grid's edge
+    edge = FESSGDA(0.1, 0.1, 10, 2.0, smoothing=1.0)  # the edge of the paper's grid
     with pytest.warns(UserWarning, match=r"by 2 times"):
         edge.init_server(problem, start)
     with pytest.warns(UserWarning, match=r"by 2\.5 times"):

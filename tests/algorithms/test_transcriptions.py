@@ -94,7 +94,8 @@ def quadratic_paper(tau: float):
 
 
 def auc_paper(p: float, form: str, margin: float):
-    """algorithms.md 1.1 and 1.2, with s = sigmoid(w'features + w0) and v = (w, w0, a, b)."""
+    """AUC (Ying et al., NeurIPS 2016; Yuan et al., ICCV 2021), with s = sigmoid(w'features + w0)
+    and v = (w, w0, a, b)."""
 
     def score(v: Vector, features: np.ndarray) -> Vector:
         return sigmoid(features @ v[:-3] + v[-3])

@@ -100,8 +100,8 @@ def error_gradient(x: Vector, y: Vector, rows: Rows) -> tuple[Vector, Vector]:
 
 
 def inner_step(rho: float, hessian: str) -> Level:
-    """algorithms.md 1.3 for a linear network with a bias: v = (w, w0, a, b), rows a = (feature, 1),
-    H v = mean of sig (1 - sig) a (a.v)."""
+    """Compositional AUC (Zhang et al., NeurIPS 2023, equations 2 and 3) for a linear network with a
+    bias: v = (w, w0, a, b), rows a = (feature, 1), H v = mean of sig (1 - sig) a (a.v)."""
 
     def value(v: Vector, rows: Rows) -> Vector:
         features, labels = rows
@@ -261,8 +261,8 @@ def local_scgdam(paper: Paper, r: Rates, p: int, rounds: int) -> list:
 
 
 def level_by_level(paper: Paper, r: Rates, p: int, rounds: int) -> list:
-    """algorithms.md 9: in a communication iteration x and y are averaged, then each h, then the
-    gradient before each Jacobian product, then the momenta."""
+    """In a communication iteration x and y are averaged, then each h, then the gradient before each
+    Jacobian product, then the momenta."""
     devices, points = [Device(paper, k) for k in paper.devices], []
     for t in range(rounds * p):
         xi = [paper.sample(k, t) for k in paper.devices]

@@ -63,7 +63,7 @@ def curved_levels() -> list[tuple[Callable, Callable]]:
 
 
 def portfolio_levels(risk: float, fill: Matrix | None) -> list[tuple[Callable, Callable]]:
-    """algorithms.md 1.4; a missing return is the asset's mean."""
+    """The risk-averse portfolio (Gao, ICML 2024); a missing return is the asset's mean."""
 
     def returns(rows) -> Any:
         if len(rows) == 1:
