@@ -25,7 +25,7 @@ Server = Down = Up = Client
 
 
 @dataclass(frozen=True)
-class FedDRSCGD(Algorithm):
+class FedDRSCGD(Algorithm[Server, Down, Client, Up]):
     """Fed-DR-SCGD (Gao, ICML 2024, Algorithm 1), for F_K( ... F_1(x)) of any depth K.
 
     A client estimates the value of each level but the last, inner^k, with inner^0 = x, and the

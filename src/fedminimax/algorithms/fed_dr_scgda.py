@@ -27,7 +27,7 @@ Server = Down = Up = Client
 
 
 @dataclass(frozen=True)
-class FedDRSCGDA(Algorithm):
+class FedDRSCGDA(Algorithm[Server, Down, Client, Up]):
     """Fed-DR-SCGD with a dual, for min over x, max over y of F_K( ... F_1(x) ... , y).
 
     No paper has this method. Its support is the derivation and the experiments in this repository:

@@ -29,7 +29,7 @@ Server = Down = Up = Client  # all five are averaged
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSCGDAM(Algorithm):
+class LocalSCGDAM(Algorithm[Server, Down, Client, Up]):
     """LocalSCGDAM (Zhang et al., NeurIPS 2023, Algorithm 1), for F_K( ... F_1(x) ..., y).
 
     A client holds an estimate `inner` of the value of each level but the last, with inner^0 = x,

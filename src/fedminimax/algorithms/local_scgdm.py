@@ -28,7 +28,7 @@ Server = Down = Up = Client
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSCGDM(Algorithm):
+class LocalSCGDM(Algorithm[Server, Down, Client, Up]):
     """LocalSCGDM (Gao, Li and Huang, ICML 2022), for F_K( ... F_1(x)).
 
     LocalSCGDAM without a dual: a client, `local_steps` times, on one fresh batch per level,
