@@ -28,7 +28,7 @@ from fedminimax.blocks.trees import flat, tree_map
 from fedminimax.data.clients import Clients
 from fedminimax.engine.executors import choose
 from fedminimax.engine.executors.compiled import executor as compiled
-from fedminimax.engine.executors.compiled import graphs
+from fedminimax.engine.executors.compiled import graphs, shared
 from fedminimax.engine.executors.compiled.executor import Compiled
 from fedminimax.engine.executors.compiled.graphs import Graph
 from fedminimax.engine.executors.compiled.inductor import Code, missing_compiler
@@ -85,8 +85,8 @@ class Lent(AsTraced):
 
 @pytest.fixture(autouse=True)
 def nothing_made_before(monkeypatch):
-    monkeypatch.setattr(graphs, "_MADE", {})
-    monkeypatch.setattr(graphs, "_TRACED", {})
+    monkeypatch.setattr(shared, "_MADE", {})
+    monkeypatch.setattr(shared, "_TRACED", {})
 
 
 def played(

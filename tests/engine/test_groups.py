@@ -17,7 +17,7 @@ from fedminimax.algorithms.fed_norm_sgda import FedNormSGDA
 from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.blocks.trees import flat
 from fedminimax.engine.executors.compiled import executor as compiled
-from fedminimax.engine.executors.compiled import graphs, groups
+from fedminimax.engine.executors.compiled import groups, shared
 from fedminimax.engine.executors.compiled.executor import Compiled
 from fedminimax.engine.executors.compiled.inductor import inductor
 from fedminimax.engine.executors.debug import Debug
@@ -40,8 +40,8 @@ class Grouped(Compiled):
 
 @pytest.fixture(autouse=True)
 def groups_of_two(monkeypatch):
-    monkeypatch.setattr(graphs, "_MADE", {})
-    monkeypatch.setattr(graphs, "_TRACED", {})
+    monkeypatch.setattr(shared, "_MADE", {})
+    monkeypatch.setattr(shared, "_TRACED", {})
     monkeypatch.setattr(groups, "LEAST", 1)
     monkeypatch.setattr(groups, "FEW", groups.HELD)
     monkeypatch.setattr(groups, "ALONE", 0)

@@ -9,7 +9,7 @@ from test_inductor import given, moved
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedminimax.engine.executors.compiled import graphs, rewrites
+from fedminimax.engine.executors.compiled import graphs, rewrites, shared
 from fedminimax.engine.executors.compiled import inductor as making
 from fedminimax.engine.executors.compiled.executor import Compiled
 from fedminimax.engine.executors.compiled.inductor import inductor
@@ -120,6 +120,6 @@ def as_rewritten(module: fx.GraphModule, given: list[Tensor]) -> Callable:
 def test_rewritten_graphs_compute_what_clients_one_by_one_compute(row, monkeypatch):
     for module in (graphs, making, rewrites):
         monkeypatch.setattr(module, "SMALL", 0)  # or nothing would be large enough here
-    monkeypatch.setattr(graphs, "_MADE", {})
-    monkeypatch.setattr(graphs, "_TRACED", {})
+    monkeypatch.setattr(shared, "_MADE", {})
+    monkeypatch.setattr(shared, "_TRACED", {})
     same(row, Compiled(compiler=as_rewritten))

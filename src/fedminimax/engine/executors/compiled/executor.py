@@ -31,12 +31,10 @@ from fedminimax.engine.executors.compiled.graphs import (
     Places,
     Traced,
     apart,
-    compiled,
-    kind,
-    traced,
 )
 from fedminimax.engine.executors.compiled.groups import ALONE, Group, Whole, groups
 from fedminimax.engine.executors.compiled.inductor import inductor
+from fedminimax.engine.executors.compiled.shared import code_of, graph_of, kind_of
 from fedminimax.engine.executors.vectorised import Span, Vectorised, spans
 from fedminimax.engine.job import (
     ClientError,
@@ -239,7 +237,7 @@ class Compiled(Executor):
         # Most phases are of the kind of the one before; hooks that are methods are then equal.
         if last is not None and (last.phase, last.shapes, last.rest) == (job.phase, shapes, rest):
             return last.graph
-        key = kind(job, span, given)
+        key = kind_of(job, span, given)
         if key not in self._graphs:
             with self.part("compiling"):
                 self._graphs[key] = self._try(job, span, inputs, key)
@@ -253,7 +251,7 @@ class Compiled(Executor):
         inputs = Inputs.of(job, job.kept, span)
         if parts:
             span, inputs = span._replace(of_all=False), inputs.among(parts[0])
-        key = kind(job, span, flat(inputs))
+        key = kind_of(job, span, flat(inputs))
         with torch.no_grad():
             self._traced[key] = found = self._trace(job, span, inputs)
         return len(found.module.graph.nodes)
@@ -278,11 +276,11 @@ class Compiled(Executor):
     def _make(self, job: PhaseJob, span: Span, inputs: Inputs | Closing, key: tuple) -> Graph:
         found = self._traced.pop(key, None) or self._trace(job, span, inputs)
         given = apart(inputs._replace(rates=found.rates))
-        call = compiled(found.module, [given[p] for p in found.used], self._compiler)
+        call = code_of(found.module, [given[p] for p in found.used], self._compiler)
         return Graph(call, *found[1:], (job.phase, job.problem))
 
     def _trace(self, job: PhaseJob, span: Span, inputs: Inputs | Closing) -> Traced:
-        return traced(job, span, inputs, partial(self._eager.run, job))
+        return graph_of(job, span, inputs, partial(self._eager.run, job))
 
 
 class Grouped(NamedTuple):

@@ -8,12 +8,9 @@ rounds of a kind, and all runs that differ in rates only.
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from collections.abc import Callable, Hashable
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
-from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,19 +19,18 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedminimax.blocks.schedules import Schedule
 from fedminimax.blocks.trees import flat, rebuilt, tree_map
 from fedminimax.data.batches import Source
 from fedminimax.engine.executors.compiled.chained import play
 from fedminimax.engine.executors.compiled.groups import Group
 from fedminimax.engine.executors.compiled.inductor import Call, Code
+from fedminimax.engine.executors.compiled.rates import with_rates
 from fedminimax.engine.executors.compiled.rewrites import SMALL
 from fedminimax.engine.executors.vectorised import Span, walk
-from fedminimax.engine.job import PhaseJob, PhaseResult, bad_field, hook_key
+from fedminimax.engine.job import PhaseJob, PhaseResult, bad_field
 from fedminimax.messages.stage import MessageState, bytes_of, weighted
-from fedminimax.types import Algorithm, Clock, Phase, Problem, whole
+from fedminimax.types import Clock, Phase, Problem, whole
 
-HOOKS = ("broadcast", "receive", "local_step", "send", "aggregate")
 Compiler = Callable[[GraphModule, list[Tensor]], Call]
 
 
@@ -223,7 +219,7 @@ def trace(job: PhaseJob, span: Span, inputs: Inputs | Closing) -> Traced:
     def operations(*tensors: Tensor) -> list[Tensor]:
         nonlocal form, bytes_up, bytes_down
         given: Inputs | Closing = rebuilt(inputs, list(tensors))
-        phase = _with_rates(job.phase, given.rates)
+        phase = with_rates(job.phase, given.rates)
         server, held = given.server
         own = replace(job, phase=phase, server=server, held=held, clock=given.clock)
         if isinstance(given, Closing):
@@ -295,131 +291,3 @@ def _finite(*values: Any, known: Any = ()) -> Tensor:
     looked = {id(v): v for v in flat(values) if id(v) not in sent}.values()
     checked = [torch.isfinite(v).all() for v in looked if v.is_floating_point() and v.numel()]
     return reduce(torch.logical_and, checked) if checked else torch.ones((), dtype=torch.bool)
-
-
-_TRACED: dict[tuple, Traced] = {}
-_MADE: dict[tuple, Callable] = {}
-MOST_HELD = 100  # graphs of either kind, in a process
-
-
-def _bounded(held: dict, key: tuple, value: Any) -> None:
-    if len(held) >= MOST_HELD:
-        del held[next(iter(held))]
-    held[key] = value
-
-
-def compiled(module: GraphModule, given: list[Tensor], compiler: Compiler) -> Callable:
-    """What the compiler makes of a graph; of equal graphs, once in a process."""
-    digest = hashlib.blake2s(module.code.encode())
-    digest.update(repr([(v.shape, v.stride(), v.dtype) for v in given]).encode())
-    held = {**dict(module.named_buffers()), **dict(module.named_parameters())}
-    for name, value in sorted(held.items()):  # what the problem and the method hold
-        digest.update(f"{name} {_plain(value)}".encode())
-    key = (digest.hexdigest(), compiler, torch.get_num_threads())
-    if key not in _MADE:
-        _bounded(_MADE, key, compiler(module, given))
-    return _MADE[key]
-
-
-def traced(
-    job: PhaseJob, span: Span, inputs: Inputs | Closing, examine: Callable[[], Any]
-) -> Traced:
-    """The span's graph, perhaps as another run in this process has traced it. `examine` is to say
-    what is wrong with the clients' own work, if there is something."""
-    rates = _rates(job)
-    for given in (rates, ()):
-        key = _known(job, span, flat(inputs), bool(given))
-        if key is not None and key in _TRACED:
-            return _TRACED[key]._replace(rates=given)
-    try:
-        found = trace(job, span, inputs._replace(rates=rates))
-    except Exception:
-        # A rate that decides which way the method goes must stay a number.
-        examine()
-        found = trace(job, span, inputs)
-    key = _known(job, span, flat(inputs), bool(found.rates))
-    if key is not None:
-        _bounded(_TRACED, key, found)
-    return found
-
-
-class _NotPlainError(Exception):
-    pass
-
-
-def _known(job: PhaseJob, span: Span, given: list[Tensor], lifted: bool) -> tuple | None:
-    """Equal for spans of different runs that trace alike; None where that cannot be told: a problem
-    may hold functions or a network."""
-    owner = _owner(job.phase)
-    # What a class of the user's depends on beside its attributes may change in a process.
-    parts = (job.problem, owner, *job.messages.stages)
-    ours = all(type(v).__module__.startswith("fedminimax.") for v in parts)
-    if owner is None or not ours:
-        return None
-    try:
-        problem = tuple((name, _plain(value)) for name, value in sorted(vars(job.problem).items()))
-        numbers = dict(_numbers(owner)) if lifted else {}
-        values = [(field.name, getattr(owner, field.name)) for field in fields(owner)]
-        method = tuple((name, "" if name in numbers else _plain(v)) for name, v in values)
-    except _NotPlainError:
-        return None
-    hooks = tuple(getattr(job.phase, name).__func__ for name in HOOKS)
-    shapes = tuple((v.shape, v.dtype) for v in given)
-    kinds = (type(job.problem), type(owner), type(job.server), type(job.kept))
-    about = (job.leave, span[1:], job.unequal, job.messages)
-    return (kinds, problem, method, lifted, hooks, about, shapes)
-
-
-def _plain(value: Any) -> Hashable:
-    """The value, or what stands for it, if it is nothing but data."""
-    if isinstance(value, Tensor):
-        content = hashlib.blake2s(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-        return str(value.dtype), tuple(value.shape), content
-    if isinstance(value, Schedule):
-        return type(value), *(_plain(getattr(value, field.name)) for field in fields(value))
-    if isinstance(value, tuple | list):
-        return type(value), *map(_plain, value)
-    if isinstance(value, str | int | float | NoneType):
-        return type(value), value
-    raise _NotPlainError
-
-
-def kind(job: PhaseJob, span: Span, given: list[Tensor]) -> tuple:
-    """Equal for spans of which one graph can serve both."""
-    hooks = tuple(hook_key(getattr(job.phase, name)) for name in HOOKS)
-    shapes = tuple((v.shape, v.dtype) for v in given)
-    about = (job.leave, span[1:], job.unequal, job.messages)
-    return id(job.problem), hooks, about, shapes
-
-
-def _rates(job: PhaseJob) -> tuple[Tensor, ...]:
-    """The numbers of a method that are not whole: rates, weights, radii. They have the precision of
-    the run, so that a number of the method's state keeps its own."""
-    owner = _owner(job.phase)
-    dtype = next((v.dtype for v in flat(job.server) if v.is_floating_point()), torch.float64)
-    numbers = () if owner is None else _numbers(owner)
-    return tuple(torch.tensor(value, dtype=dtype) for _, value in numbers)
-
-
-def _with_rates(phase: Phase, rates: tuple[Tensor, ...]) -> Phase:
-    """The same phase, of a method whose numbers are these tensors."""
-    if not rates:
-        return phase
-    owner = _owner(phase)
-    assert owner is not None
-    same = copy.copy(owner)
-    for (name, _), rate in zip(_numbers(owner), rates, strict=True):
-        object.__setattr__(same, name, rate)
-    return phase._replace(**{n: getattr(phase, n).__func__.__get__(same) for n in HOOKS})
-
-
-def _owner(phase: Phase) -> Algorithm | None:
-    """The one method that all hooks are bound to, if there is one."""
-    first, *others = (getattr(getattr(phase, name), "__self__", None) for name in HOOKS)
-    return first if isinstance(first, Algorithm) and all(o is first for o in others) else None
-
-
-def _numbers(algorithm: Algorithm) -> list[tuple[str, float]]:
-    values = ((field.name, getattr(algorithm, field.name)) for field in fields(algorithm))
-    # A method may leave out what has a rate of 0.
-    return [(name, value) for name, value in values if isinstance(value, float) and value]
