@@ -76,7 +76,7 @@ class Collecting(DescentAscent):
         return client._replace(control_x=grad.x, control_y=grad.y)
 
     def send_control(self, down: Any, client: Client, clock: Clock) -> tuple[Control, Client]:
-        return Control(client.control_x, client.control_y), client
+        return Control(control_x=client.control_x, control_y=client.control_y), client
 
     def set_control(self, problem: Problem, server: Any, mean: Control, clock: Clock) -> Any:
         return server._replace(control_x=mean.control_x, control_y=mean.control_y)
@@ -107,7 +107,7 @@ class Corrected(Collecting):
         return self.phase(broadcast=self.broadcast_control)
 
     def broadcast_control(self, server: Any, clock: Clock) -> Control:
-        return Control(server.control_x, server.control_y)
+        return Control(control_x=server.control_x, control_y=server.control_y)
 
     def local_step(
         self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock

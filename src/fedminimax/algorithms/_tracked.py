@@ -81,7 +81,8 @@ class FourVectors(Algorithm[Server, Down, Tracked, Tracked], Generic[Server, Dow
         return client, client
 
     def send_momenta(self, down: Any, client: Tracked, clock: Clock) -> tuple[Momenta, Tracked]:
-        return Momenta(client.momentum_x, client.momentum_y), client
+        sent = Momenta(momentum_x=client.momentum_x, momentum_y=client.momentum_y)
+        return sent, client
 
     def aggregate(self, problem: Problem, server: Server, mean: Tracked, clock: Clock) -> Server:
         """The server with the averages in the place of what it had."""

@@ -138,7 +138,10 @@ class AdaFGDA(FGDA[Server, Down]):
     def scales(self, server: Server, clock: Clock) -> Scales:
         """The diagonals of A and B."""
         rule = self.rule
-        return Scales(rule.diagonal(server.memory_x), rule.diagonal(server.memory_y))
+        return Scales(
+            scale_x=rule.diagonal(server.memory_x),  # A
+            scale_y=rule.diagonal(server.memory_y),  # B
+        )
 
     def receive_scales(self, down: Scales, client: Tracked, clock: Clock) -> Tracked:
         return tracked_at(Point(client.x, client.y), client)

@@ -101,7 +101,7 @@ class SmoothedGDA(OneStep):
     )
 
     def send(self, down: Point, client: Client, clock: Clock) -> tuple[Gradients, Client]:
-        return Gradients(client.grad_x, client.grad_y), client
+        return Gradients(grad_x=client.grad_x, grad_y=client.grad_y), client
 
     def aggregate(self, problem: Problem, server: Server, mean: Gradients, clock: Clock) -> Server:
         x = self.new_x(problem, server, mean.grad_x, clock)

@@ -156,8 +156,8 @@ class Reduced(NamedTuple):
 
 def reduce_replies(job: PhaseJob, found: ClientResult) -> Reduced:
     """Reduces the replies of a cohort that are all in this process."""
-    messages = job.messages
-    return Reduced(*messages.reduce(job.held, job.down, found.up, job.weights, job.clock))
+    up, held = job.messages.reduce(job.held, job.down, found.up, job.weights, job.clock)
+    return Reduced(up=up, held=held)
 
 
 def run_phase(
@@ -247,7 +247,8 @@ def initial_state(job: PhaseJob) -> InitialState:
     client, up = tree_map(in_one_piece, (running.client, up))
     form = [int(job.clock.phase), *((n, *v.shape, str(v.dtype)) for n, v in leaves(up))]
     kind = hashlib.blake2s(repr(form).encode(), digest_size=6).hexdigest()
-    return InitialState(kind, *job.messages.init(job.down, client, up, clock))
+    kept, held = job.messages.init(job.down, client, up, clock)
+    return InitialState(kind=kind, kept=kept, held=held)
 
 
 def at_the_server(clock: Clock) -> str:

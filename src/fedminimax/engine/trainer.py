@@ -354,7 +354,13 @@ class Trainer:
             for kind, form in about["held"].items()
         }
         cost = Cost(*about["cost"])
-        self.state = State(about["round"], about["iteration"], server, cost, held)
+        self.state = State(
+            round=about["round"],
+            iteration=about["iteration"],
+            server=server,
+            cost=cost,
+            held=held,
+        )
         kind = kept_type(self.store.fields)
         kept: dict[int, Any] = {}
         stages: dict[int, dict[str, Tensor]] = {}

@@ -165,7 +165,14 @@ class Graph(NamedTuple):
         if not bool(ended.finite):
             bad = bad_field(ended.server, ended.kept) or "mean of the replies"
         up, down = (len(job.cohort) * each for each in (self.bytes_up, self.bytes_down))
-        return PhaseResult(ended.server.method, ended.kept, up, down, bad, ended.server.held)
+        return PhaseResult(
+            server=ended.server.method,
+            kept=ended.kept,
+            bytes_up=up,
+            bytes_down=down,
+            bad=bad,
+            held=ended.server.held,
+        )
 
     def own(self, returned: list[Tensor]) -> list[Tensor]:
         return [v.clone() for v in returned] if self.lends else returned
