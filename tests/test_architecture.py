@@ -10,7 +10,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "fedminimax"
 BENCH = Path(__file__).parent.parent / "bench"  # no part of the package
 # fmt: off
 ORDER = [
-    "random", "blocks", "types", "metrics", "data", "models", "problems", "algorithms", "messages",
+    "random", "blocks", "types", "metrics", "data", "models", "privacy", "problems", "algorithms",
+    "messages",
     "methods", "schedules", "sets", "extend",
     "engine", "config", "experiment", "remote", "estimator", "tuning", "report", "cli",
 ]
@@ -60,6 +61,21 @@ def test_algorithms_import_only_what_the_paper_needs():
     for file in (SOURCE / "algorithms").glob("*.py"):
         allowed = {"types", "blocks", "problems", "algorithms"}
         assert imported(file) <= allowed, file.name
+
+
+def test_algorithms_ask_for_rows_through_the_oracle_alone():
+    """What computes from rows is called in problems/gradients.py, where privacy is kept."""
+    of_rows = {"inner", "outer", "dual_statistics", "answer", "class_losses", "losses", "scores"}
+    past = []
+    for file in sorted((SOURCE / "algorithms").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            owner = node.func.value
+            name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
+            if name == "problem" and node.func.attr in of_rows:
+                past.append(f"{file.name}: problem.{node.func.attr}")
+    assert not past
 
 
 def test_only_remote_speaks_over_a_network():

@@ -11,6 +11,7 @@ import difflib
 import inspect
 import json
 import math
+import string
 import tomllib
 import types
 import typing
@@ -26,6 +27,7 @@ from fedminimax.data.prepare import Split
 from fedminimax.engine.settings import Settings
 from fedminimax.messages import COMPRESSORS, REDUCERS, STAGES, Mean, Messages
 from fedminimax.models import MODELS
+from fedminimax.privacy.settings import Privacy
 from fedminimax.problems import PROBLEMS
 
 Table = dict[str, Any]
@@ -63,8 +65,9 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "compressor": COMPRESSORS,
     "reducer": REDUCERS,
 }
+_BARE = frozenset(string.ascii_letters + string.digits + "_-")  # of keys without quotes
 NEEDED = "(needed)"  # in place of the default of an option that has none
-FIXED: dict[str, type] = {"split": Split, "run": Settings}
+FIXED: dict[str, type] = {"split": Split, "run": Settings, "privacy": Privacy}
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Experiment:
     model: Part | None = None
     split: Split = dataclasses.field(default_factory=Split)
     run: Settings = dataclasses.field(default_factory=Settings)
+    privacy: Privacy = dataclasses.field(default_factory=Privacy)
     messages: Messages = dataclasses.field(default_factory=Messages)
 
     @staticmethod
@@ -361,6 +365,10 @@ def _coerced(value: Any, hint: Any, where: str) -> Any:
                 sentence += ", on the command line with 'single quotes' around key=value"
             raise ConfigError(sentence)
         return tuple(_coerced(item, arguments[0], where) for item in value)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} is {value!r}; give a table, such as {{name = ...}}")
+        return {k: _coerced(v, arguments[1], f"{where}.{k}") for k, v in value.items()}
     if inspect.isclass(hint) and issubclass(hint, Schedule):
         return _schedule(value, where)
     if hint is float and _is_number(value):
@@ -436,6 +444,10 @@ def _value(text: str) -> Any:
         return text
 
 
+def _key_text(key: str) -> str:
+    return key if key and set(key) <= _BARE else json.dumps(key, ensure_ascii=False)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, Schedule):
         kind = next(name for name, cls in SCHEDULES.items() if type(value) is cls)
@@ -443,7 +455,7 @@ def _text(value: Any) -> str:
         inside = ", ".join(f"{k} = {_text(v)}" for k, v in {"kind": kind, **fields}.items())
         return "{" + inside + "}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k} = {_text(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key_text(k)} = {_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_text(item) for item in value) + "]"
     if isinstance(value, bool):

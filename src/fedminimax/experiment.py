@@ -91,6 +91,7 @@ def read(experiment: Experiment) -> Read:
                 rows[split] = held
         facts = {name: getattr(data, name) for name in FACTS if hasattr(data, name)}
         return Read(rows, facts, {}, None, list(getattr(data, "notes", [])))
+    check_scaling(experiment)
     least = experiment.problem.options.get("least_per_bin", 0)
     total = answer_total if experiment.messages.masked else plain_total
     return read_tables(data.read(), experiment.split, least, total)
@@ -156,6 +157,7 @@ def run_experiment(
         clients=built.clients,
         settings=settings,
         messages=experiment.messages,
+        privacy=experiment.privacy,
         start=load(settings.start).module(best=False) if settings.start else None,
         folder=folder,
         resume=resume,
@@ -253,6 +255,15 @@ def outputs_of(run: Run, features: torch.Tensor, best: bool | None = None) -> to
         )
     # In double precision, so that large outputs do not tie at 1 as scores.
     return outputs[:, 0].double()
+
+
+def check_scaling(experiment: Experiment) -> None:
+    """Refuses, with privacy for rows, features that are scaled by what training rows tell."""
+    if experiment.privacy.by_record and not experiment.split.ranges:
+        raise ConfigError(
+            '[privacy] level "record": features would be scaled by sums over training rows, '
+            "without noise: give their public ranges, such as [split] ranges = {age = [20, 90]}"
+        )
 
 
 def check_split(experiment: Experiment, data: Any) -> None:

@@ -202,6 +202,8 @@ class Problem(ABC):
     monitor: str = "loss"  # the metric that chooses the best round
     larger_is_better: bool = False
     client_weights: Weights = "size"  # unless the run says otherwise
+    # Is every level a mean over rows, of which each is computed from its own row alone?
+    by_rows: bool = False
     maximised: bool = True  # does y ascend? If not, it is a method's to set, or stays as it is
     # A problem whose best y for a given x follows from means over rows says how: rows -> numbers,
     # mean numbers -> y.
@@ -231,6 +233,16 @@ class Problem(ABC):
         raise ValueError(
             f"{type(self).__name__} has depth {self.depth}: it has no inner level {level}"
         )
+
+    def reference(self, level: int, value: Tensor) -> Tensor | None:
+        """A part of an inner level that no row changes, from which privacy for rows measures how
+        far a row moves the level; None: zero."""
+        return None
+
+    def row_scale(self, level: int) -> float:
+        """The size of what a row adds to that level, in units of a gradient: `row_clip` is times
+        this for the level's values, and for its Jacobian."""
+        return 1.0
 
     def jacobian_structure(self, level: int) -> tuple[Tensor, Tensor] | None:
         """Of an inner level whose Jacobian has entries that no row and no point changes: the matrix

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedminimax.problems.gradients import (
     gradients,
     inner_jacobian,
-    inner_pullback,
+    inner_value,
+    pullback,
     value_and_pull,
 )
 from fedminimax.types import Draw, Point, Problem
@@ -26,14 +27,14 @@ class SampledLevels(NamedTuple):
     batch: Draw
 
     def value(self, level: int, at: Tensor) -> Tensor:
-        return self.problem.inner(level, at, self.batch[level - 1])
+        return inner_value(self.problem, level, at, self.batch[level - 1])
 
     def value_and_pull(self, level: int, at: Tensor) -> tuple[Tensor, Pull]:
         return value_and_pull(self.problem, level, at, self.batch[level - 1])
 
     def pull(self, level: int, at: Tensor, vector: Tensor) -> Tensor:
         """The transposed Jacobian of F_level, times a vector."""
-        return inner_pullback(self.problem, level, at, vector, self.batch[level - 1])[1]
+        return pullback(self.problem, level, at, vector, self.batch[level - 1])
 
     def value_and_jacobian(self, level: int, at: Tensor) -> tuple[Tensor, Tensor]:
         return inner_jacobian(self.problem, level, at, self.batch[level - 1])

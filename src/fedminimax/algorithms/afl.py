@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedminimax.algorithms._client_weights import ClientWeights
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.problems.gradients import gradients
+from fedminimax.problems.gradients import gradients, outer_value
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 
@@ -74,7 +74,7 @@ class AFL(ClientWeights[Server, Down, Up, Up]):
 
     def local_step(self, problem: Problem, down: Down, client: Up, batch: Draw, clock: Clock) -> Up:
         grad = gradients(problem, Point(down.x, down.y), batch)
-        loss = problem.outer(down.x, down.y, batch[-1])
+        loss = outer_value(problem, down.x, down.y, batch[-1])
         own = self.own_entry(torch.ones_like(loss), clock) @ down.weights
         return Up(gradient=own * grad.x, losses=self.own_entry(loss, clock))
 

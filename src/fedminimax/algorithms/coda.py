@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from fedminimax.algorithms.coda_plus import Client, CodaPlus
+from fedminimax.problems.gradients import dual_statistics
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 
@@ -95,7 +96,7 @@ class Coda(CodaPlus):
         self, problem: Problem, down: Primal, client: Estimate, batch: Draw, clock: Clock
     ) -> Estimate:
         """One more batch of what the best dual is computed from."""
-        new = problem.dual_statistics(down.x, batch[-1]) / clock.steps
+        new = dual_statistics(problem, down.x, batch[-1]) / clock.steps
         return client._replace(statistics=client.statistics + new)
 
     def send_statistics(

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedminimax.algorithms._client_weights import ClientWeights
 from fedminimax.blocks.chance import by_weight, common_number, stream_of
 from fedminimax.blocks.schedules import Rate, at
-from fedminimax.problems.gradients import gradients
+from fedminimax.problems.gradients import gradients, outer_value
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
 _SNAPSHOTS = stream_of("DRFA snapshot")
@@ -122,7 +122,7 @@ class DRFA(ClientWeights[Server, Point, Client, Up]):
     def evaluate(
         self, problem: Problem, down: Snapshot, client: Losses, batch: Draw, clock: Clock
     ) -> Losses:
-        loss = problem.outer(down.snapshot, down.snapshot[:0], batch[-1])
+        loss = outer_value(problem, down.snapshot, down.snapshot[:0], batch[-1])
         return Losses(self.own_entry(loss, clock))
 
     def send_loss(self, down: Snapshot, client: Losses, clock: Clock) -> tuple[Losses, Losses]:

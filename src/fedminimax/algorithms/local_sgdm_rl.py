@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedminimax.algorithms.local_sgdm import LocalSGDM, State
 from fedminimax.blocks.schedules import at
+from fedminimax.problems.gradients import class_slopes
 from fedminimax.problems.weighted_cross_entropy import WeightedCrossEntropy
 from fedminimax.types import Clock, Draw, Phase, Point, Problem
 
@@ -118,15 +119,8 @@ class LocalSGDMRL(LocalSGDM):
         self, problem: Problem, down: Point, client: Copies, batch: Draw, clock: Clock
     ) -> Copies:
         assert isinstance(problem, WeightedCrossEntropy)
-
-        def slope(x: Tensor, one: Tensor) -> Tensor:
-            def loss(x: Tensor) -> Tensor:
-                return one @ problem.class_losses(x, batch[-1])
-
-            return torch.func.grad(loss)(x)
-
-        own = torch.eye(len(down.y), dtype=down.y.dtype, device=down.y.device)
-        momentum = self.heavy_ball * client.momentum + torch.func.vmap(slope)(client.x, own)
+        slopes = class_slopes(problem, client.x, batch[-1])
+        momentum = self.heavy_ball * client.momentum + slopes
         x = client.x - at(self.lr, clock) * momentum
         change = (x - down.x) * problem.in_last_layer.to(x)
         return Copies(x=x, momentum=momentum, change=change)

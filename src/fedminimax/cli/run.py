@@ -25,7 +25,7 @@ from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.experiment import build, experiment_of, resume, run_experiment
 from fedminimax.report.operating import save_calibration
 from fedminimax.report.progress import RunProgress
-from fedminimax.report.tables import bytes_text, console, number_text, profile_table
+from fedminimax.report.tables import bytes_text, console, number_text, privacy_text, profile_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,6 +160,8 @@ def _tell(run: Run, folder: Path, options: argparse.Namespace) -> None:
         print(f"worst site {judged['worst_site'] or '-'} {number_text(judged['worst_site_auc'])}")
     sent = f"{bytes_text(last['bytes_up'])} up, {bytes_text(last['bytes_down'])} down"
     print(f"{sent}, {last['exchanges']} exchanges, {last['gradients']} gradients")
+    if spent := last.get("privacy"):
+        print(f"{privacy_text(spent)}; its noise follows from the seed, as in every simulation")
     print(f"run folder: {folder}")
 
 

@@ -14,7 +14,7 @@ from fedminimax.data.folder import Reading
 from fedminimax.data.imbalance import keep_positives
 from fedminimax.data.sites import DataError, Schema, Site, named
 from fedminimax.data.split import stratified_split
-from fedminimax.data.statistics import Standardiser, Total, fit, plain_total
+from fedminimax.data.statistics import Standardiser, Total, fit, plain_total, ranged
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class Split:
     values are marked, and each bin, code of a text column and mark needs `rare` training rows of
     all sites; 0: numbers stay numbers. auxiliary: how many training rows of each class the server
     holds as well, for a method that needs some. sites: only the first so many take part, whose rows
-    stay cut as they were; 0: all.
+    stay cut as they were; 0: all. ranges: the lowest and highest value of each column of numbers,
+    as everyone may know them, such as {age = [20, 90]}: numbers then go from -1 to 1, a missing one
+    is 0, and no training row is asked.
     """
 
     train: float = 0.6
@@ -40,9 +42,15 @@ class Split:
     bins: int = 0
     rare: int = 10
     sites: int = 0
+    ranges: dict[str, tuple[float, ...]] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.ranges and (self.bins or not self.standardise):
+            raise DataError(
+                "split.ranges scales the features already; leave split.bins and split.standardise "
+                "out."
+            )
         for name, least in (("bins", 0), ("rare", 1)):
             if getattr(self, name) < least:
                 raise DataError(f"split.{name} is {getattr(self, name)}; give {least} or more.")
@@ -104,7 +112,10 @@ def prepare(reading: Reading, split: Split, least: int = 0, total: Total = plain
 def learnt(
     train: Sequence[Site], schema: Schema, split: Split, least: int = 0, total: Total = plain_total
 ) -> Inputs:
-    """How rows are encoded, from the sums of these sites, which `total` adds up."""
+    """How rows are encoded: from ranges that are public, or from the sums of these sites,
+    which `total` adds up."""
+    if split.ranges:
+        return ranged(schema, split.ranges)
     if not split.bins:
         return scaled(fit(train, total), split)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedminimax.data.sites import DataError, Site, check_columns, listed
+from fedminimax.data.sites import DataError, Schema, Site, check_columns, listed
 
 
 def local_moments(features: np.ndarray, centre: np.ndarray | None = None) -> np.ndarray:
@@ -62,6 +62,30 @@ class Standardiser:
         return Standardiser(
             **{**value, "columns": tuple(value["columns"]), "mean": mean, "scale": scale}
         )
+
+
+def ranged(schema: Schema, ranges: Mapping[str, Sequence[float]]) -> Standardiser:
+    """The standardiser that puts each column of numbers between -1 and 1 by its public range. The
+    marks of codes have the range from 0 to 1."""
+    wrong = {name: given for name, given in ranges.items() if not _is_range(given)}
+    if wrong:
+        name, given = next(iter(wrong.items()))
+        raise DataError(f"The range of column {name!r} is {list(given)}; give [lowest, highest].")
+    numbers = [column.name for column in schema.columns if column.kind == "number"]
+    if lack := [name for name in numbers if name not in ranges]:
+        raise DataError(
+            f"split.ranges says nothing of {listed(lack)}; give the lowest and the highest value "
+            "that everyone may know of, for each column of numbers."
+        )
+    if other := [name for name in ranges if name not in numbers]:
+        raise DataError(f"split.ranges names {listed(other)}, which are no columns of numbers.")
+    bounds = np.array([ranges.get(name, (0.0, 1.0)) for name in schema.features], np.float64)
+    low, high = bounds.T
+    return Standardiser(schema.features, (low + high) / 2, (high - low) / 2)
+
+
+def _is_range(given: Sequence[float]) -> bool:
+    return len(given) == 2 and bool(np.isfinite(given).all()) and given[0] < given[1]
 
 
 Total = Callable[[Sequence[np.ndarray]], np.ndarray]  # adds up what sites send

@@ -25,6 +25,7 @@ from fedminimax.blocks.trees import leaves, tree_map
 from fedminimax.data.batches import Draws
 from fedminimax.engine.profile import untimed
 from fedminimax.messages.stage import Kept, Messages, MessageState, bytes_of
+from fedminimax.problems.private import Oracle
 from fedminimax.types import Clock, Draw, Phase, Problem, whole
 
 MESSAGES = "messages"  # the field of what a client keeps for the stages of its messages
@@ -61,6 +62,7 @@ class PhaseJob:
         default_factory=MessageState
     )  # what the server keeps for the phase's messages
     kind: str = ""  # of these messages
+    oracle: Oracle | None = None  # how steps ask for rows; None: the problem itself
 
     @cached_property
     def down(self) -> Any:
@@ -212,7 +214,8 @@ def begin(job: PhaseJob, kept: Any, clock: Clock) -> RunningClient:
 
 
 def step(job: PhaseJob, running: RunningClient, draw: Draw, clock: Clock) -> RunningClient:
-    client = job.phase.local_step(job.problem, job.down, running.client, draw, clock)
+    problem = job.problem if job.oracle is None else job.oracle.private(job.problem, clock)
+    client = job.phase.local_step(problem, job.down, running.client, draw, clock)
     return RunningClient(client, running.messages)
 
 
@@ -265,8 +268,12 @@ def place(job: PhaseJob, position: int, number: int) -> str:
 
 def phase_key(job: PhaseJob) -> Hashable:
     """Equal for phases in which clients do the same."""
-    hooks = job.phase.receive, job.phase.local_step, job.phase.send
-    return int(job.clock.phase), hook_key(hooks)
+    return kind_of_phase(int(job.clock.phase), job.phase)
+
+
+def kind_of_phase(number: int, phase: Phase) -> Hashable:
+    """The same for a phase with its number in the round."""
+    return number, hook_key((phase.receive, phase.local_step, phase.send))
 
 
 def hook_key(value: Any) -> Hashable:

@@ -35,9 +35,11 @@ from fedminimax.engine.job import (
 from fedminimax.engine.state.store import ClientStore
 from fedminimax.messages.drift import Drift
 from fedminimax.messages.stage import Kept, Messages, MessageState
+from fedminimax.problems.private import Oracle
 from fedminimax.random import distinct, key, words
 from fedminimax.types import Algorithm, Clock, Cost, NonFiniteError, Phase, Problem
 
+FIRST = "first state"
 MOST_DRAWS = 1000  # of a cohort, until enough of its clients can be reached
 
 
@@ -58,6 +60,11 @@ class Federation:
     # by kind of phase
     initial_states: dict[Hashable, InitialState] = field(
         default_factory=dict[Hashable, InitialState]
+    )
+    oracle: Oracle | None = None  # with privacy for rows: how steps ask for them
+    # Releases of a step by kind of phase, and of a client's first state under FIRST.
+    limits: Mapping[Hashable, tuple[int, ...]] = field(
+        default_factory=dict[Hashable, tuple[int, ...]]
     )
 
     @staticmethod
@@ -277,7 +284,7 @@ def play_round(
             steps=steps[own],
             weights=federation.shares(phase, cohort)[own],
         )
-        job = with_messages(federation, job, held, store)
+        job = with_messages(federation, guarded(federation, job), held, store)
         done = backend.exchange(job, executor)
         if done.bad:
             raise NonFiniteError(backend.why_not_finite(job, done.bad))
@@ -319,6 +326,18 @@ def play_watched(
     held = {kind: own._replace(stages=own.stages[:-1]) for kind, own in state.held.items()}
     apart = {n: max(float(getattr(f, n)) for f in found) for n in ("drift_x", "drift_y")}
     return state._replace(held=held), {**apart, "bytes": sum(float(f.bytes) for f in found)}
+
+
+def guarded(federation: Federation, job: PhaseJob) -> PhaseJob:
+    """The phase, with the oracle of the run, which releases as much as was counted."""
+    return replace(job, oracle=oracle_for(federation, phase_key(job)))
+
+
+def oracle_for(federation: Federation, kind: Hashable) -> Oracle | None:
+    """The oracle of the run, limited to what was counted for phases of that kind."""
+    oracle = federation.oracle
+    limited = oracle is not None and federation.limits
+    return oracle.limited(federation.limits[kind]) if oracle and limited else oracle
 
 
 def with_messages(
@@ -401,7 +420,7 @@ def _play_repeated(
         steps=steps,
         weights=federation.shares(phase, cohort),
     )
-    job = with_messages(federation, job, state.held, store)
+    job = with_messages(federation, guarded(federation, job), state.held, store)
     done = executor.repeat(job, clocks)
     if done is None:
         return None
@@ -442,11 +461,16 @@ def init_new_clients(
     draws = None if sampler is None else sampler.draw(new, 0, 1)
     made: list[Any] = []
     rows = 0
+    oracle = oracle_for(federation, FIRST)
     for position, client in enumerate(new.tolist()):
         draw = None if draws is None else draws.client(position, 0, problem.depth)
+        own = problem
+        if oracle is not None:
+            when = clock._replace(client=torch.full_like(clock.client, client))
+            own = oracle.private(problem, when, begins=True)
         rows += 0 if draws is None else int(draws.sizes[position])
         try:
-            client_state = algorithm.init_client(problem, down, draw)
+            client_state = algorithm.init_client(own, down, draw)
             made.append(keeping(kept_type(algorithm.keep), client_state))
         except Exception as error:
             where = f"round {int(clock.round)}, client {client}, first state"

@@ -24,6 +24,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.local import Local
 from fedminimax.engine.device import device_of
+from fedminimax.engine.privacy import Budget, NoisyQuery, check_record_level, count_releases
 from fedminimax.engine.round import Federation, State, overrides
 from fedminimax.engine.settings import Callbacks, Settings, check_settings
 from fedminimax.engine.state.folder import RunFolder
@@ -32,9 +33,11 @@ from fedminimax.engine.trainer import Best, Trainer
 from fedminimax.messages.secure.masked import LEAST_CLIENTS
 from fedminimax.messages.stage import Messages, Stage
 from fedminimax.metrics.optimality import DRIFT
+from fedminimax.privacy.noise import Seeded
+from fedminimax.privacy.settings import Privacy
 from fedminimax.problems.check_levels import check_levels
 from fedminimax.problems.network import in_precision
-from fedminimax.types import Algorithm, Point, Problem
+from fedminimax.types import Algorithm, Cost, Point, Problem
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Session:
     clients: Clients
     settings: Settings
     messages: Messages = field(default_factory=Messages)
+    privacy: Privacy = field(default_factory=Privacy)
     start: Any = None
     folder: str | os.PathLike[str] | None = None
     resume: bool = False
@@ -91,13 +95,15 @@ class Session:
     def run(self) -> Run:
         """Plays the rounds that are left, and returns the result."""
         self._check()
-        federation, state, digest = self._assemble()
+        federation, state, digest, budget = self._assemble()
         with self._open_folder() as place:
             keep, count = federation.algorithm.keep, len(self.clients)
             stages = federation.messages.keeps
             store = self.backend.store(self.settings.store, keep, count, place, stages)
             with closing(store):
-                trainer = Trainer(federation, self.settings, self.callbacks, place, digest, store)
+                trainer = Trainer(
+                    federation, self.settings, self.callbacks, place, digest, store, budget
+                )
                 with closing(trainer.begin(state, self.resume)):
                     trainer.train()
             moments = None
@@ -129,6 +135,8 @@ class Session:
         check_messages(self.messages, algorithm, partial, settings.measures)
         if self.messages.masked:
             check_masked(self.messages, type(self.problem), algorithm, cohort)
+        if self.privacy.by_record:
+            check_record_level(self.problem, algorithm, clients, settings)
         if algorithm.auxiliary and clients.auxiliary is None:
             raise ValueError(
                 f"{type(algorithm).__name__} needs rows at the server: give "
@@ -140,8 +148,8 @@ class Session:
                 '"memory", in which each process has the states of its own clients'
             )
 
-    def _assemble(self) -> tuple[Federation, State, str]:
-        """The federation, its state before round 0, and the digest of the run."""
+    def _assemble(self) -> tuple[Federation, State, str, Budget | None]:
+        """The federation, its state before round 0, the digest of the run, and its budget."""
         settings, backend = self.settings, self.backend
         point = start_point(self.problem, self.start, settings.dtype)
         dtype = point.x.dtype
@@ -150,7 +158,7 @@ class Session:
         point = Point(*(v.to(where) for v in point))
         clients = self.clients.to(dtype, where)
         weights = clients.weight_vector(clients.weights or problem.client_weights)
-        problem, cost = backend.prepare(problem, clients, weights, self.messages.masked)
+        problem, cost, asked = self._prepared(problem, clients, weights)
         if backend.has_rows:
             check_levels(problem, point, clients.train.batch(0))
         federation = Federation.of(
@@ -163,13 +171,40 @@ class Session:
             backend=backend,
             messages=self.messages,
         )
+        federation, budget = self._private(federation, asked)
         # It goes over all rows: only for a run that may be gone on with, or that is shared.
         known = self.folder is not None or backend.size > 1
         digest = identity(federation, point) if known else ""
         backend.check_alike(digest)
         server = federation.algorithm.init_server(problem, point)
         state = State(round=0, iteration=0, server=server, cost=cost)
-        return federation, state, digest
+        return federation, state, digest, budget
+
+    def _prepared(
+        self, problem: Problem, clients: Clients, weights: Tensor
+    ) -> tuple[Problem, Cost, bool]:
+        """The problem with what it learns before round 0, what that cost, and whether training rows
+        were asked."""
+        backend = self.backend
+        if not self.privacy.by_record or not backend.has_rows:
+            told = backend.prepare(problem, clients, weights, self.messages.masked)
+            return *told, backend.asked_rows
+        asking = backend.query(problem, clients, "train", weights)
+        query = NoisyQuery(asking, self.privacy, Seeded(self.settings.seed))
+        return problem.prepare(query), query.cost, query.asked
+
+    def _private(self, federation: Federation, asked: bool) -> tuple[Federation, Budget | None]:
+        """The federation with the oracle by which rows are asked, and the budget of the run."""
+        privacy, planned = self.privacy, self.settings.rounds
+        if not privacy.by_record:
+            return federation, None
+        clients = federation.clients
+        counted = count_releases(federation, planned, self.backend.some_rows(clients))
+        budget = Budget.of(privacy, counted, clients, planned, asked)
+        if not self.backend.has_rows:
+            return federation, budget  # the sites add their own noise
+        source = Seeded(self.settings.seed)
+        return budget.private(federation, source), budget
 
     @contextmanager
     def _open_folder(self) -> Generator[RunFolder | None, None, None]:
@@ -329,6 +364,7 @@ def identity(federation: Federation, start: Point) -> str:
         "seed": federation.seed,
         "cohort": federation.cohort,
         "messages": repr(federation.messages),
+        **({} if federation.oracle is None else {"privacy": repr(federation.oracle)}),
         "batches": [clients.batch_size, clients.sampling, clients.positive_share],
     }
     digest = hashlib.blake2s(json.dumps(settings, sort_keys=True).encode())

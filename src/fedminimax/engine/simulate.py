@@ -16,6 +16,7 @@ from fedminimax.engine.profile import Profile
 from fedminimax.engine.session import Run, Session
 from fedminimax.engine.settings import Callbacks, Settings
 from fedminimax.messages.stage import Messages, Reducer, Stage
+from fedminimax.privacy.settings import Privacy
 from fedminimax.types import Algorithm, Point, Problem
 
 
@@ -40,6 +41,7 @@ def simulate(
     measures: Sequence[str] = (),
     store: str = "memory",
     messages: Messages | Sequence[Stage | Reducer] | None = None,
+    privacy: Privacy | None = None,
     evaluate_clients: int | None = None,
     resume: bool = False,
     on_record: Callable[[dict[str, Any]], None] | None = None,
@@ -77,6 +79,7 @@ def simulate(
       or in a temporary one; for many clients, of which only a cohort is in memory at a time.
     - messages: what happens to replies on their way: stages such as Clip(1.0), and last at most one
       reducer such as Median() in place of the weighted mean (fedminimax.messages).
+    - privacy: the promise of the run, such as Privacy("record", epsilon=3.0); None: none.
     - evaluate_clients: how many clients evaluations ask, drawn once by the seed; None: all. Their
       weights add up to one. What the problem learns before the first round it asks all clients.
     - on_record: called with each record. on_round: called with the number of rounds played, after
@@ -110,6 +113,7 @@ def simulate(
         clients=clients,
         settings=settings,
         messages=Messages.of(messages),
+        privacy=privacy or Privacy(),
         start=start,
         folder=folder,
         resume=resume,

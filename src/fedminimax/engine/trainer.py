@@ -14,6 +14,7 @@ from fedminimax.blocks.trees import built, form_of, leaves, nested
 from fedminimax.engine.backends.base import RunEndedError
 from fedminimax.engine.device import chance
 from fedminimax.engine.job import MESSAGES, Executor, kept_type
+from fedminimax.engine.privacy import SPENT, Budget
 from fedminimax.engine.profile import untimed
 from fedminimax.engine.query import CountedQuery
 from fedminimax.engine.round import Federation, State, play_rounds, play_watched
@@ -33,7 +34,7 @@ STOPPED, REACHED = "stopped early", "reached"
 
 def succeeded(outcome: str) -> bool:
     """Did a run end as it was meant to?"""
-    return outcome == FINISHED or outcome.startswith((STOPPED, REACHED))
+    return outcome == FINISHED or outcome.startswith((STOPPED, REACHED, SPENT))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,7 +65,10 @@ class Trainer:
         folder: RunFolder | None,
         identity: str,
         store: ClientStore,
+        budget: Budget | None = None,
     ):
+        self.budget = budget
+        self.rounds = settings.rounds if budget is None else budget.rounds
         self.federation, self.settings, self.callbacks = federation, settings, callbacks
         self.backend, self.folder = federation.backend, folder
         self.identity, self.store = identity, store
@@ -135,7 +139,7 @@ class Trainer:
             self._evaluate()
         device = self.federation.clients.device
         before = chance(device)
-        while self.state.round < self.settings.rounds and self.outcome == FINISHED:
+        while self.state.round < self.rounds and self.outcome == FINISHED:
             try:
                 self._play()
             except NonFiniteError as found:
@@ -151,6 +155,8 @@ class Trainer:
 
     def _after_round(self, done: int) -> None:
         """What is due after so many rounds: an evaluation, a checkpoint, an interruption."""
+        if self.budget is not None and done == self.rounds < self.settings.rounds:
+            self.outcome = self.budget.over()
         if self.callbacks.on_round:
             self.callbacks.on_round(done)
         if self._is_evaluated(done):
@@ -158,7 +164,7 @@ class Trainer:
                 self._evaluate()
             except NonFiniteError as found:
                 self.outcome = f"no evaluation was possible at round {done}: {found}"
-        stops = done == self.settings.rounds or self.outcome != FINISHED
+        stops = done == self.rounds or self.outcome != FINISHED
         interrupted = self.callbacks.interrupted
         leaves_off = not stops and interrupted is not None and self.backend.any(interrupted())
         due = done % self.settings.save_every == 0 or stops or leaves_off
@@ -169,7 +175,7 @@ class Trainer:
             raise Interrupted(done)
 
     def _is_evaluated(self, done: int) -> bool:
-        return done % self.settings.evaluate_every == 0 or done == self.settings.rounds
+        return done % self.settings.evaluate_every == 0 or done == self.rounds
 
     def _play(self) -> None:
         """A round, or several that can be played at once."""
@@ -200,7 +206,7 @@ class Trainer:
         """Rounds until there is something to do beside them."""
         settings, done = self.settings, self.state.round
         every = [settings.evaluate_every] + [settings.save_every] * (self.folder is not None)
-        return min(settings.rounds - done, *(each - done % each for each in every))
+        return min(self.rounds - done, *(each - done % each for each in every))
 
     def save_final(self, moments: Tensor | None) -> None:
         """The result, and nothing that differs between two runs that computed the same."""
@@ -255,6 +261,8 @@ class Trainer:
             query = self.query("train")
             record["optimality"] = measure(measures, problem, self.point, query)
             asked += query.cost
+        if self.budget is not None:
+            record["privacy"] = self.budget.spent(self.state.round)
         if self.drift is not None:
             drift = dict(self.drift)
             asked += Cost(bytes_up=int(drift.pop("bytes")))

@@ -38,6 +38,7 @@ class AUC(BinaryProblem):
         least_per_bin: see `BinaryProblem`.
     """
 
+    by_rows = True
     checks: ClassVar[Mapping[str, AnswerCheck]] = {**BinaryProblem.checks, "positive_share": shares}
 
     def __init__(

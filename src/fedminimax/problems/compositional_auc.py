@@ -87,6 +87,13 @@ class CompositionalAUC(AUC):
         # The loss is scaled, not its gradient, which would be a pass over all weights.
         return value + slope(lambda v: -self.inner_lr * self.cross_entropy(v, batch), at)
 
+    def reference(self, level: int, value: Tensor) -> Tensor:
+        """Without the step, the weights stay as they are."""
+        return value
+
+    def row_scale(self, level: int) -> float:
+        return self.inner_lr
+
     # The weights after the inner step depend on training rows, as batch-norm moments do, and so
     # travel with them.
 

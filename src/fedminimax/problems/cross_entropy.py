@@ -12,6 +12,8 @@ from fedminimax.types import Batch, Point
 class CrossEntropy(BinaryProblem):
     """Binary cross-entropy with the network's output as the logit: a minimisation without y."""
 
+    by_rows = True
+
     def start(self) -> Point:
         weights = self.network.start()
         return Point(weights, weights.new_zeros(0))

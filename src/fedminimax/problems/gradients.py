@@ -1,7 +1,7 @@
-"""The derivatives that a method may ask a problem for, on one client's batch.
+"""What a method may ask a problem for, on one client's batch: derivatives, values and statistics.
 
-Methods call these functions only, so that the way a derivative is computed can change without
-touching a method.
+Methods call these functions only, so that the way an answer is computed can change without touching
+a method. With privacy for rows, a step is given a `Guarded` problem, which answers with noise.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedminimax.blocks.parted import backward, leaf
 from fedminimax.blocks.vectors import transformed
+from fedminimax.problems.guarded import Guarded
 from fedminimax.problems.twice import DifferentiatedTwice
 from fedminimax.types import Batch, Draw, Point, Problem
 
@@ -29,6 +30,8 @@ def gradients(problem: Problem, point: Point, batch: Draw, dual_at: Tensor | Non
 
     Returns the two gradients as a Point.
     """
+    if isinstance(problem, Guarded):
+        return problem.gradients(point, batch[-1], dual_at)
     x, y = point.x, point.y
     if y.numel() == 0:
         (slope,) = grad(lambda x: problem.outer(x, y, batch[-1]), x)
@@ -73,6 +76,47 @@ def outer_gradients(problem: Problem, value: Tensor, y: Tensor, batch: Batch) ->
     return gradients(problem, Point(value, y), (batch,))
 
 
+def outer_value(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
+    """F_K at one client: a number."""
+    if isinstance(problem, Guarded):
+        return problem.outer_value(value, y, batch)
+    return problem.outer(value, y, batch)
+
+
+def dual_statistics(problem: Problem, x: Tensor, batch: Batch) -> Tensor:
+    """The means over rows that the best dual is computed from."""
+    if isinstance(problem, Guarded):
+        return problem.row_statistics(x, batch)
+    return problem.dual_statistics(x, batch)
+
+
+def class_slopes(problem: Problem, copies: Tensor, batch: Batch) -> Tensor:
+    """For each class, the gradient of the mean loss of its rows, each at its own x in `copies`."""
+    if isinstance(problem, Guarded):
+        return problem.class_slopes(copies, batch)
+    losses: Callable[..., Tensor] = problem.class_losses  # type: ignore[attr-defined]
+    each = torch.eye(len(copies), dtype=copies.dtype, device=copies.device)
+
+    def slope_of(x: Tensor, one: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: one @ losses(x, batch))(x)
+
+    return torch.func.vmap(slope_of)(copies, each)
+
+
+def inner_value(problem: Problem, level: int, value: Tensor, batch: Batch) -> Tensor:
+    """F_level(value) at one client."""
+    if isinstance(problem, Guarded):
+        return problem.inner_value(level, value, batch)
+    return problem.inner(level, value, batch)
+
+
+def pullback(problem: Problem, level: int, value: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+    """The transposed Jacobian of F_level at `value`, times `vector`."""
+    if isinstance(problem, Guarded):
+        return problem.pullback(level, value, vector, batch)
+    return inner_pullback(problem, level, value, vector, batch)[1]
+
+
 def inner_pullback(
     problem: Problem, level: int, value: Tensor, vector: Tensor, batch: Batch
 ) -> tuple[Tensor, Tensor]:
@@ -87,6 +131,10 @@ def value_and_pull(
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """`inner_pullback` for a vector that depends on the value: F_level(value), and the function
     that multiplies a vector by the transposed Jacobian. Both use the same forward pass."""
+    if isinstance(problem, Guarded):
+        own = problem
+        found = own.inner_value(level, value, batch)
+        return found, lambda vector: own.pullback(level, value, vector, batch)
     if transformed():
         found, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)[:2]
         return found, lambda vector: pull(vector)[0]
@@ -105,6 +153,8 @@ def inner_jacobian(
 ) -> tuple[Tensor, Tensor]:
     """F_level(value) and its whole Jacobian there: one backward pass and one stored row for each
     number that the level returns."""
+    if isinstance(problem, Guarded):
+        return problem.inner_value(level, value, batch), problem.jacobian(level, value, batch)
 
     def twice(v: Tensor) -> tuple[Tensor, Tensor]:
         result = problem.inner(level, v, batch)

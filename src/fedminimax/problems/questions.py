@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedminimax.blocks.precision import double
-from fedminimax.problems.gradients import gradients, inner_pullback
+from fedminimax.problems.gradients import dual_statistics, gradients, pullback
 from fedminimax.types import Batch, Point, Problem, Vectors
 
 # How many gradients, each over all its rows, a client computes for an answer.
@@ -54,7 +54,7 @@ def answer(problem: Problem, question: str, vectors: Vectors, batch: Batch) -> V
         return *slopes, torch.stack([slope.square().sum() for slope in slopes])
     if question == "pullback":
         value, vector, level = vectors
-        return (inner_pullback(problem, int(level), value, vector, batch)[1],)
+        return (pullback(problem, int(level), value, vector, batch),)
     if question == "dual_statistics" and problem.dual_statistics is not None:
-        return (problem.dual_statistics(vectors[0], batch),)
+        return (dual_statistics(problem, vectors[0], batch),)
     raise ValueError(f"{type(problem).__name__} does not answer the question {question!r}")

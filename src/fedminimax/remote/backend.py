@@ -148,6 +148,9 @@ class SiteBackend(Backend):
     ) -> tuple[Problem, Cost]:
         return self._prepared()
 
+    def some_rows(self, clients: Clients) -> tuple[Tensor, ...]:
+        return zero_rows(self.columns, None).train.columns
+
     def lock(self, folder: RunFolder) -> Any:
         return nullcontext()  # held by the process that serves the run, also during the set-up
 

@@ -119,6 +119,10 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
             f"[run] {ignored} is {getattr(run, ignored)!r}, but sites compute on the processor, in "
             "the precision of dtype: leave it out, or simulate"
         )
+    if experiment.privacy.by_record:
+        raise ConfigError(
+            '[privacy] level "record" is for simulations: sites do not add noise of their own yet'
+        )
     if experiment.split.sites:
         raise ConfigError(
             f"[split] sites is {experiment.split.sites}, but a run between sites is of all that "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fedminimax.report import charts, curves, pieces
 from fedminimax.report.runs import Group, Told, last, spread
-from fedminimax.report.tables import bytes_text
+from fedminimax.report.tables import bytes_text, privacy_text
 
 
 def section(groups: Sequence[Group]) -> str:
@@ -41,11 +41,28 @@ def section(groups: Sequence[Group]) -> str:
         f"<h3>What evaluations sent besides</h3>{apart}"
         "<p>On a scale of their own: they teach the model nothing, and run.evaluate_every says how "
         "often they are.</p>"
+        f"{_privacy(groups)}"
         f"<h3>Where the time went</h3>{_bars(groups, times, spans, pieces.seconds_text)}"
         "<p>Until the second evaluation the executor is also chosen, and perhaps compiled. Medians "
         "over runs.</p>"
         f"{pace}"
     )
+
+
+def _privacy(groups: Sequence[Group]) -> str:
+    """What runs with privacy have spent of it."""
+    rows = [
+        [pieces.named(group), privacy_text(max(spent, key=lambda own: own["epsilon"]))]
+        for group in groups
+        if (spent := [run.last["privacy"] for run in group.runs if "privacy" in run.last])
+    ]
+    if not rows:
+        return ""
+    note = (
+        "<p>Of training rows: one is replaced by an empty one. The noise of a simulation follows "
+        "from its seed, so the promise is that of a run between sites.</p>"
+    )
+    return f"<h3>Privacy</h3>{pieces.table(['Run', 'Spent, at most'], rows)}{note}"
 
 
 def _each_round(run: Told) -> float | None:

@@ -177,6 +177,8 @@ def type_text(hint: Any) -> str:
         return ", ".join(f'"{value}"' for value in arguments)
     if origin is tuple:
         return f"list of {type_text(arguments[0])}s"
+    if origin is dict:
+        return f"table of {type_text(arguments[1])}s"
     if inspect.isclass(hint) and issubclass(hint, Schedule):
         return "schedule"
     plain = {int: "whole number", float: "number", bool: "true or false", str: "text"}

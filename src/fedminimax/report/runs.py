@@ -21,7 +21,7 @@ COSTS |= {"evaluation_bytes"}  # which every record has
 SILENT = ("executor", "checkpoint_every", "store")
 MOST = 1e300  # a number beyond it, of a run that diverged, is none
 # The settings that tell groups apart are looked for in this order.
-SECTIONS = ("problem", "data", "split", "model", "method", "run")
+SECTIONS = ("problem", "data", "split", "model", "method", "run", "messages", "privacy")
 
 
 @dataclass(frozen=True)

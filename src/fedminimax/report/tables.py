@@ -58,6 +58,11 @@ def bytes_text(number: float) -> str:
     raise AssertionError
 
 
+def privacy_text(spent: Mapping[str, float]) -> str:
+    """{"epsilon": 2.5, "delta": 1e-05} -> 'epsilon 2.5 spent, at delta 1e-05'"""
+    return f"epsilon {spent['epsilon']:.4g} spent, at delta {spent['delta']:g}"
+
+
 def list_table(section: str) -> Table:
     """The classes that a section of an experiment may name, with one sentence each."""
     return names_table(section, CHOICES[section])

@@ -54,6 +54,7 @@ class Backend(ABC):
 
     rank, size = 0, 1  # the number of this process, and how many processes share the run
     has_rows = True  # are the rows of the clients in this process?
+    asked_rows = False  # elsewhere: were training rows asked before round 0?
 
     # ------------------------------------------------------------- processes
 
@@ -106,6 +107,10 @@ class Backend(ABC):
         query = self.query(problem, clients, "train", weights)
         query.masked = masked
         return problem.prepare(query), query.cost
+
+    def some_rows(self, clients: Clients) -> tuple[Tensor, ...]:
+        """Columns of the form that training rows have."""
+        return clients.train.columns
 
     def folder(self, path: str | os.PathLike[str]) -> RunFolder:
         """The folder of the run, as this process may use it."""

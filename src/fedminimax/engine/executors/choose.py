@@ -106,7 +106,8 @@ class Auto(Executor):
         plain = make(name, threads)
         seconds *= job.most_steps
         there = job.clock.round.device.type == "cpu"
-        if name != Vectorised.name or not there or self._rounds * seconds < WORTH_A_TRACE:
+        plainly = job.oracle is not None or name != Vectorised.name or not there
+        if plainly or self._rounds * seconds < WORTH_A_TRACE:
             return plain
         lack = missing_compiler()
         if lack is not None:

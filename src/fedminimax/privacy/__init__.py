@@ -1,0 +1,1 @@
+"""Differential privacy: what is promised, how it is counted, and the noise that keeps it."""
