@@ -117,7 +117,7 @@ class Counted:
 class _Watching(Oracle):
     """Counts releases and adds no noise."""
 
-    given: list[tuple[bool, Private]] = field(default_factory=list)
+    given: list[tuple[bool, Private]] = field(default_factory=list[tuple[bool, Private]])
 
     def private(self, problem: Problem, clock: Clock, begins: bool = False) -> Private:
         found = super().private(problem, clock, begins)
@@ -183,7 +183,8 @@ def count_releases(
     executor, store = _Counting(watching, problem.depth), Store(dry.algorithm.keep)
     server = dry.algorithm.init_server(problem, problem.start())
     state = State(round=0, iteration=0, server=server, cost=Cost())
-    made, whole, ends = [], [0], [0]
+    made: list[np.ndarray] = []
+    whole, ends = [0], [0]
     for round in range(rounds):
         state = _counted_round(federation, dry, state._replace(round=round), store, executor)
         all_rows = sum(executor.first) if round == 0 else 0
