@@ -311,6 +311,7 @@ class NoisyQuery:
     """Questions about training rows before round 0: shares are told with noise, nothing else."""
 
     sees_rows = False
+    tells_each = False
 
     def __init__(self, ask: CountedQuery, privacy: Privacy, source: Noise):
         self.names, self.weights = ask.names, ask.weights
@@ -333,9 +334,9 @@ class NoisyQuery:
         ]
 
     def mean(self, question: str, *vectors: Tensor) -> tuple[Tensor, ...]:
-        replies, weights = self.each(question, *vectors), self.weights.tolist()
+        replies = self.each(question, *vectors)
         return tuple(
-            torch.stack([w * v for w, v in zip(weights, field, strict=True)]).sum(0)
+            torch.stack([w.to(v) * v for w, v in zip(self.weights, field, strict=True)]).sum(0)
             for field in zip(*replies, strict=True)
         )
 
