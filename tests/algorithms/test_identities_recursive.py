@@ -269,7 +269,9 @@ def floor(kind: Any, rate: float, steps: int, rounds: int) -> float:
     return float(slopes(composition(3), exact_clients(), end).x.norm())
 
 
-@pytest.mark.parametrize(("steps", "size"), [(1, 0.111), (4, 0.042)])
+@pytest.mark.parametrize(
+    ("steps", "size"), [(1, 0.111), pytest.param(4, 0.042, marks=pytest.mark.slow)]
+)
 def test_the_printed_floor_does_not_depend_on_the_rate(steps, size):
     floors = [floor(FedDRSCGD, rate, steps, 140) for rate in (0.9, 0.1)]
     assert floors == pytest.approx([size, size], rel=0.04)

@@ -430,17 +430,19 @@ class Watch:
             assert same(a, b), f"{name} changes the shape of {field}"
 
 
-both_types = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+single_slow = pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64], ids=str
+)
 
 
 @every_row
-@both_types
+@single_slow
 def test_hooks_are_pure_and_keep_shapes_and_types(row, dtype, monkeypatch):
     hooks_are_pure(row, dtype, monkeypatch)
 
 
 @rows_with(has_network, others_slow=True)
-@both_types
+@single_slow
 def test_hooks_are_pure_where_gradients_are_in_parts(row, dtype, monkeypatch):
     monkeypatch.setattr(parted, "LARGE", 1)
     hooks_are_pure(row, dtype, monkeypatch)

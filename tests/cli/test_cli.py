@@ -1179,6 +1179,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(home):
     assert final("cut") == final("whole")
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_round_and_says_how_to_go_on(home, run):
     # Clients one by one: slow enough that Ctrl-C meets the run before its end.
     settings = ("mine.toml", "executor=debug", "rounds=60", "checkpoint_every=1000")

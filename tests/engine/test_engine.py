@@ -595,9 +595,9 @@ def test_the_commit_of_a_run_is_that_of_the_code_and_says_if_the_code_has_change
     ("first", "given", "spins"),
     [
         ("fedminimax", {}, "3000"),
-        ("fedminimax", {"GOMP_SPINCOUNT": "7"}, "7"),
-        ("fedminimax", {"OMP_WAIT_POLICY": "passive"}, "0"),
-        ("torch", {}, "300000"),
+        pytest.param("fedminimax", {"GOMP_SPINCOUNT": "7"}, "7", marks=pytest.mark.slow),
+        pytest.param("fedminimax", {"OMP_WAIT_POLICY": "passive"}, "0", marks=pytest.mark.slow),
+        pytest.param("torch", {}, "300000", marks=pytest.mark.slow),
     ],
 )
 def test_threads_wait_awake_for_a_short_time_unless_told_otherwise(first, given, spins):
@@ -911,7 +911,7 @@ def uninterrupted(tmp_path_factory) -> bytes:
     return (folder / "final.safetensors").read_bytes()
 
 
-@pytest.mark.slow  # of the command line the fast tests have one
+@pytest.mark.slow  # the fast tests fill the disk of the command line
 def test_a_full_disk_is_a_sentence_and_the_run_can_go_on(tmp_path, uninterrupted):
     folder = tmp_path / "run"
     process = start(folder, limit=12_000)
@@ -929,6 +929,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_can_go_on(tmp_path, uninterrupted
     assert (folder / "final.safetensors").read_bytes() == uninterrupted
 
 
+@pytest.mark.slow  # the fast tests kill a run at any single step in test_store.py
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, uninterrupted):
     folder = tmp_path / "run"
     kill_at_round(folder, random.randint(4, 13))

@@ -34,7 +34,7 @@ def made(size: int, monkeypatch: pytest.MonkeyPatch):
     return inductor(make_fx(moved)(*given()), given())
 
 
-@pytest.mark.parametrize("size", [0, 1 << 14])
+@pytest.mark.parametrize("size", [pytest.param(0, marks=pytest.mark.slow), 1 << 14])
 def test_a_call_on_what_the_last_one_returned_gives_what_the_operations_give(size, monkeypatch):
     call = made(size, monkeypatch)
     assert call.lends == (size > 0)
@@ -140,6 +140,7 @@ def test_code_that_asks_for_more_than_its_inputs_is_not_called_in_a_row():
     assert code.address is None
 
 
+@pytest.mark.slow
 def test_without_the_private_parts_of_torch_code_is_made_all_the_same(monkeypatch):
     monkeypatch.setattr("fedminimax.engine.executors.compiled.chained.ENTRY", "no_such_part")
     assert made(1 << 14, monkeypatch).address is None
@@ -172,6 +173,7 @@ def test_code_that_lets_go_of_python_by_itself_is_not_called_in_a_row(summing, t
     assert address_of(text.replace(RELEASED_IF_HELD, f"{RELEASED_IF_HELD} {older}")) is None
 
 
+@pytest.mark.slow
 def test_a_number_out_of_range_is_an_error_on_several_threads_too():
     """Inside a loop that threads share it would end the process."""
 

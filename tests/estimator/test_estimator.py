@@ -440,8 +440,10 @@ def test_calibrated_probabilities_are_better_than_raw_ones_and_rank_alike(rare, 
     assert roc_auc_score(labels, p) == pytest.approx(raw.score(rows, labels), abs=0.01)
 
 
-@pytest.mark.parametrize("rate", ["sensitivity", "specificity"])
-@pytest.mark.parametrize("pos_label", [None, "healthy", "sick"])
+@pytest.mark.parametrize(
+    ("pos_label", "rate"),
+    [(None, "sensitivity"), ("healthy", "sensitivity"), ("sick", "specificity")],
+)
 def test_an_operating_point_keeps_its_rate_on_new_rows(rare, rate, pos_label):
     X, y, sites = rare
     labels = np.array(["healthy", "sick"])[y]

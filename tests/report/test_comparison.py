@@ -104,6 +104,7 @@ def test_runs_at_the_same_time_are_the_same_runs_each_on_cores_of_its_own(file, 
         assert threads <= {len(device.share_of_cores(number, count)) for number in range(count)}
 
 
+@pytest.mark.slow
 def test_an_error_in_one_of_several_runs_ends_the_others(file, tmp_path):
     file.write_text(FILE.replace("[compare]", '[compare]\nmetric = "nothing"'))
     with pytest.raises(ConfigError, match="metric is 'nothing', which no record of"):
