@@ -17,6 +17,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
+def pytest_configure() -> None:
+    """What a test writes need not outlast a loss of power, and waiting for the disk takes long."""
+    os.fsync = lambda file: None
+
+
 def pytest_collection_finish() -> None:
     """What was imported stays: looking through it for garbage again and again takes long."""
     gc.freeze()

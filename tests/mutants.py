@@ -74,7 +74,7 @@ FAULTS = (
     Fault("remote/worker.py", "before = self._start(start)", "before = None",
           f"{SITES}::test_sites_compute_what_the_simulator_does"),
     Fault("remote/wire.py", "blake2s(self.to_bytes()", 'blake2s(Message(self.about, {}).to_bytes()',
-          f"{SITES}::test_a_second_phase_that_fails_takes_the_site_out_of_the_first_too"),
+          f"{SITES}::test_a_call_with_other_vectors_is_computed_anew"),
     Fault("remote/wire.py", 'letter if letter.isprintable() else "?"', "letter",
           f"{SITES}::test_the_reason_of_a_refusal_is_cut"),
     Fault("remote/calls.py", "max(1, 2 * before)", "max(1, before)",

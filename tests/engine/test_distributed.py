@@ -96,7 +96,9 @@ def simulated(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize(
+    "processes", [2, *(pytest.param(count, marks=pytest.mark.full) for count in (1, 3))]
+)
 def test_every_method_in_several_processes_equals_the_simulator(processes, simulated, tmp_path):
     done = torchrun(processes, SCRIPT, "rows", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -38,7 +38,7 @@ def square(x, y, batch):
         pytest.param("vectorised", 4, 4_000, 10_000, 4, marks=pytest.mark.slow),
         pytest.param("compiled", 4, 4_000, 10_000, 4, marks=pytest.mark.slow),
         # More and more rounds are played together, up to thousands, before it is always as many.
-        pytest.param("compiled", 8, 14_000, 10_000, 4, marks=pytest.mark.slow),
+        pytest.param("compiled", 8, 14_000, 10_000, 4, marks=pytest.mark.full),
     ],
 )
 def test_memory_does_not_grow_with_the_rounds(executor, cohort, first, more, bound):

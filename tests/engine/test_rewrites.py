@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from table import marked
 from test_compiled import FIRST, same
 from test_inductor import given, moved
 from torch import Tensor, fx
@@ -115,8 +116,10 @@ def as_rewritten(module: fx.GraphModule, given: list[Tensor]) -> Callable:
     return lambda tensors: lowered(*tensors)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", FIRST, ids=lambda row: row.name)
+LARGE = ("dr-scgda", "dr-scgda-printed", "dr-scgd-levels", "scgdm-levels", "smvr", "nlasg")
+
+
+@pytest.mark.parametrize("row", marked(FIRST, lambda row: False, full=LARGE))
 def test_rewritten_graphs_compute_what_clients_one_by_one_compute(row, monkeypatch):
     for module in (graphs, making, rewrites):
         monkeypatch.setattr(module, "SMALL", 0)  # or nothing would be large enough here

@@ -130,7 +130,7 @@ def step_and_choices(seed: int, dtype: torch.dtype) -> tuple[Tensor, list[Tensor
         noting.remove()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_network_of_the_paper_is_right_to_rounding_unless_a_choice_differs():
     """float32 against float64, both eager, step after step: some 5,000,000 choices in each."""
     near, other = [], []
@@ -147,7 +147,7 @@ def test_the_network_of_the_paper_is_right_to_rounding_unless_a_choice_differs()
     assert max(other)[0] > 10 * max(near)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_compiled_step_on_the_network_of_the_paper_is_the_eager_one():
     clients = Clients([noise(1, torch.float64), noise(2, torch.float64)], batch_size=32)
     problem = CompositionalAUC(cnn(), positive_share=0.25)

@@ -200,6 +200,7 @@ PIPELINES = {
     "random": [RandomCoordinates(0.4)],
     "clip": [Clip(0.3), EightBit(2)],
 }
+COMPILED = {name: pytest.mark.full for name in PIPELINES} | {"clip": pytest.mark.slow}
 CODASCA = Codasca(lr=0.05, local_steps=2)
 
 
@@ -210,9 +211,12 @@ def run(name: str, executor: str = "debug", method=CODASCA, rounds: int = 6, **s
     )
 
 
-@pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize(
-    "executor", ["threads", "vectorised", pytest.param("compiled", marks=pytest.mark.slow)]
+    ("name", "executor"),
+    [
+        *((name, executor) for name in PIPELINES for executor in ("threads", "vectorised")),
+        *(pytest.param(name, "compiled", marks=COMPILED[name]) for name in PIPELINES),
+    ],
 )
 def test_all_executors_agree(name, executor):
     one, other = run(name), run(name, executor)

@@ -132,9 +132,12 @@ def test_no_key_leaves_the_folder_it_was_made_in_and_no_code_comes_with_a_job(fl
         assert allowed[1:] == ["fedminimax.remote.flare.job.RunSite"]
 
 
+# What sites compute is tested without FLARE: here one that keeps states and has several phases.
+OTHERS = ("ada_fgda", "fess_gda", "local_scgdam", "fed_dr_scgd", "sagda", "compressed")
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["ada_fgda", "fess_gda", "local_scgdam", "fed_dr_scgd", "sagda", "stages", "compressed"],
+    "name", ["stages", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
 )
 def test_methods_on_flare(name, flare):
     assert_same(flare.run(EXPERIMENTS[name], name), simulated(EXPERIMENTS[name]))
@@ -186,6 +189,7 @@ def test_who_watches_is_killed_and_started_again(flare):
     assert_same(flare.point("unwatched"), simulated(long))
 
 
+@pytest.mark.full
 def test_a_site_that_stands_still_for_a_while_changes_nothing(flare):
     process = flare.begin(LONG_RUN, "stalled", "--timeout", "5")
     flare.reached("stalled", 5)
@@ -198,7 +202,7 @@ def test_a_site_that_stands_still_for_a_while_changes_nothing(flare):
     assert "site 'hungary'" in log
 
 
-@pytest.mark.parametrize("policy", ["skip", "fail"])
+@pytest.mark.parametrize("policy", ["skip", pytest.param("fail", marks=pytest.mark.full)])
 def test_a_site_that_dies_for_good(policy, tmp_path):
     with running(tmp_path) as flare:
         process = flare.begin(FESS, policy, "--policy", policy, "--timeout", "5")

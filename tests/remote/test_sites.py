@@ -249,6 +249,24 @@ def test_a_call_that_is_answered_from_the_disk_replaces_earlier_ones_too(tmp_pat
     assert "comes after call [1, 1000]" in seen[0].get("reason", "")
 
 
+def test_a_call_with_other_vectors_is_computed_anew(tmp_path):
+    which, replies = EXPERIMENTS["controls"], []
+
+    def change(count, site, handler, message):
+        if site == "va" and phase_of(message) == (1, 0):
+            asked = Message.from_bytes(message)
+            moved = {name: vector + 1 for name, vector in asked.vectors.items()}
+            for vectors in (asked.vectors, moved):
+                replies.append(handler(asked._replace(vectors=vectors).to_bytes()))
+            raise Killed
+        return handler(message)
+
+    with pytest.raises(Killed):
+        deployed(which, Unreliable(in_process(which, tmp_path).handlers, change), tmp_path)
+    first, other = (Message.from_bytes(reply).vectors["x"] for reply in replies)
+    assert not torch.equal(first, other)
+
+
 @pytest.mark.parametrize("kind", ["phase", "begin"])
 def test_a_site_at_work_in_another_process_is_waited_for(kind, tmp_path, monkeypatch):
     for module in ("worker", "site"):
