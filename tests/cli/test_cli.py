@@ -1106,6 +1106,7 @@ def test_help_does_not_wait_for_torch(words):
 def test_public_names_are_loaded_when_asked_for():
     told = (
         "import sys, fedminimax as fm; assert 'torch' not in sys.modules; "
+        "fm.AUC, fm.simulate; assert not {'sklearn', 'scipy', 'pyarrow'} & set(sys.modules); "
         "assert set(fm.__all__) <= set(dir(fm)); [getattr(fm, name) for name in fm.__all__]; "
         "from fedminimax import *; print(methods.LocalSGDA, hasattr(fm, 'no_such_name'))"
     )

@@ -327,7 +327,12 @@ def test_exact_measures_equal_scikit_learn(ties):
     scores = rng.standard_normal(500) + labels
     scores = np.round(scores) if ties else scores
     assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores), abs=1e-13)
-    assert auprc(scores, labels) == average_precision_score(labels, scores)
+    assert auprc(scores, labels) == pytest.approx(
+        average_precision_score(labels, scores), abs=1e-13
+    )
+    weights = rng.random(500) + 0.1
+    weighted = roc_auc_score(labels, scores, sample_weight=weights)
+    assert auc(scores, labels, weights) == pytest.approx(weighted, abs=1e-13)
     assert auc(scores, np.ones(500)) is None
     assert auprc(scores, np.zeros(500)) is None
     assert auc([], []) is None

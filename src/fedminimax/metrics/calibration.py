@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.isotonic import isotonic_regression
 
 from fedminimax.metrics.federated_auc import LARGEST, Ask, Histogram, histograms
 from fedminimax.metrics.federated_auc import answer as histogram_answer
@@ -218,6 +217,8 @@ def isotonic_from(histogram: Histogram) -> Isotonic:
     if not held.size:
         raise ValueError("no client reports a row to calibrate on: keep more rows for validation")
     shares = counts[1, held] / rows[held]
+    from sklearn.isotonic import isotonic_regression  # slow to import, and seldom needed
+
     fitted = np.asarray(isotonic_regression(shares, sample_weight=rows[held]))
     firsts = np.flatnonzero(np.concatenate([[True], fitted[1:] > fitted[:-1]]))
     lasts = np.concatenate([firsts[1:] - 1, [held.size - 1]])

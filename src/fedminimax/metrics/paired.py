@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scipy.special import stdtrit
-
 LEVEL = 0.95
 
 
@@ -35,6 +33,8 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
     mean, pairs = statistics.fmean(differences), len(differences)
     if pairs < 2:
         return Difference(mean, None, None, pairs)
+    from scipy.special import stdtrit  # slow to import, and only comparisons need it
+
     quantile = float(stdtrit(pairs - 1, (1 + LEVEL) / 2))
     half = quantile * statistics.stdev(differences) / math.sqrt(pairs)
     return Difference(mean, mean - half, mean + half, pairs)

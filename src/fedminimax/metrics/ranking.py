@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.metrics import average_precision_score
 
 from fedminimax.types import NonFiniteError
 
@@ -41,20 +40,32 @@ def scores_and_labels(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, Fla
     return values, classes.astype(bool)
 
 
-def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
-    """The share of pairs of opposite class in the right order; None if a class is missing."""
+def auc(
+    scores: ArrayLike, labels: ArrayLike, weights: NDArray[np.float64] | None = None
+) -> float | None:
+    """The share of pairs of opposite class in the right order; None if a class is missing.
+
+    Arguments:
+        scores, labels: of all rows.
+        weights: of the rows, all above 0; a pair counts by the product of its two. None: alike.
+    """
     values, positive = scores_and_labels(scores, labels)
     if positive.all() or not positive.any():
         return None
-    return float(np.mean(_placements(values[positive], values[~positive])[0]))
+    upper, lower = _by_score(values, positive, weights)
+    below = np.cumsum(lower) - lower / 2
+    return float(upper @ below / (upper.sum() * lower.sum()))
 
 
 def auprc(scores: ArrayLike, labels: ArrayLike) -> float | None:
-    """Average precision (scikit-learn's, no interpolation); None if a class is missing."""
+    """Average precision (as scikit-learn's, no interpolation); None if a class is missing."""
     values, positive = scores_and_labels(scores, labels)
     if positive.all() or not positive.any():
         return None
-    return float(average_precision_score(positive, values))
+    upper, lower = _by_score(values, positive, None)
+    found = np.cumsum(upper[::-1])
+    precision = found / (found + np.cumsum(lower[::-1]))
+    return float(upper[::-1] @ precision / found[-1])
 
 
 def auc_interval(
@@ -149,6 +160,14 @@ def worst_site(
         return WorstSite(None, None, left_out)
     worst = min(known, key=known.__getitem__)
     return WorstSite(worst, known[worst], left_out)
+
+
+def _by_score(values: Floats, positive: Flags, weights: Floats | None) -> tuple[Floats, Floats]:
+    """The weight of positives and of negatives at each distinct score, the lowest first."""
+    distinct, which = np.unique(values, return_inverse=True)
+    weights = np.ones(values.size) if weights is None else weights
+    upper = np.bincount(which, weights * positive, distinct.size)
+    return upper, np.bincount(which, weights * ~positive, distinct.size)
 
 
 def _placements(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:

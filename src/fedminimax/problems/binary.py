@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from fedminimax.metrics.federated_auc import answer as histogram_answer
@@ -167,7 +166,7 @@ def _pooled_measures(replies: list[Vectors], weights: Tensor) -> Measures:
     )
     return {
         "auc": exact,
-        "auc_weighted": float(roc_auc_score(labels, scores, sample_weight=per_row)),
+        "auc_weighted": auc(scores, labels, per_row),
         "auprc": auprc(scores, labels),
         "auc_interval": list(auc_interval(scores, labels) or ()) or None,
     }
