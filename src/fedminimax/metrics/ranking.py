@@ -166,9 +166,9 @@ def _by_score(values: Floats, positive: Flags, weights: Floats | None) -> tuple[
     """The weight of positives and of negatives at each distinct score, the lowest first."""
     distinct, which = np.unique(values, return_inverse=True)
     weights = np.ones(values.size) if weights is None else weights
-    upper: Floats = np.bincount(which, weights * positive, distinct.size)
-    lower: Floats = np.bincount(which, weights * ~positive, distinct.size)
-    return upper, lower
+    upper = np.bincount(which, weights * positive, distinct.size)
+    lower = np.bincount(which, weights * ~positive, distinct.size)
+    return upper.astype(np.float64), lower.astype(np.float64)  # whole numbers to a type checker
 
 
 def _placements(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
