@@ -270,5 +270,5 @@ def test_a_file_round_trips_and_its_features_are_scaled_by_public_ranges():
     assert (again.split, again.privacy) == (experiment.split, experiment.privacy)
     built = build(experiment)
     features = built.clients.train.columns[0]
-    assert float(features.abs().max()) < 2.0
+    assert float(features.abs().max()) < 2.5  # one value of cholesterol is beyond 400
     assert built.about["standardiser"]["mean"][0] == 55.0
