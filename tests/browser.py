@@ -68,14 +68,15 @@ class Browser:
                 assert "error" not in answer, f"{method}: {answer['error']}"
                 return answer["result"]
 
-    def open(self, path: Path, width: int, dark: bool = False, height: int = 900) -> None:
+    def open(self, place: Path | str, width: int, dark: bool = False, height: int = 900) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride",
             **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
         )
         self.prefer(dark)
         before = self.loaded
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        address = place if isinstance(place, str) else place.resolve().as_uri()
+        self.call("Page.navigate", url=address)
         give_up = time.monotonic() + 60
         while self.loaded == before:
             assert time.monotonic() < give_up, "the page did not load in a minute"
@@ -90,6 +91,13 @@ class Browser:
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def wait(self, expression: str) -> bool:
+        """Whether an expression becomes true within a minute."""
+        give_up = time.monotonic() + 60
+        while not (found := bool(self.value(expression))) and time.monotonic() < give_up:
+            time.sleep(0.05)
+        return found
 
     def move(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

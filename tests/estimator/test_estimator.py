@@ -75,6 +75,7 @@ def same(one, other):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.filterwarnings("ignore:no sites are given", "ignore:none of the")
 @pytest.mark.parametrize(
     "settings",
     [{"lr": 1.0}, {"objective": "cross_entropy", "lr": 1.0, "missing": "mean", "dtype": "float64"}],
@@ -400,6 +401,7 @@ def test_methods_that_weigh_sites_themselves_pose_the_worst_site_as_an_average()
     assert model.dual_.shape == (0,)
 
 
+@pytest.mark.filterwarnings("ignore:no sites are given")
 def test_without_sites_all_rows_are_of_one():
     X, y, _ = made()
     model = FederatedClassifier(**QUICK).fit(X, y)
@@ -483,6 +485,7 @@ def test_another_operating_point_needs_no_training(rare):
     ) == pytest.approx((p > 0.2).mean())
 
 
+@pytest.mark.filterwarnings("ignore:none of the")
 def test_isotonic_probabilities_that_are_all_small_keep_the_order(rare):
     X, y, sites = rare
     few = np.where(np.arange(len(y)) % 4 == 0, y, 0)

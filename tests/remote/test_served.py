@@ -44,6 +44,9 @@ def test_a_run_that_is_asked_for_is_served_to_its_end(asked, tmp_path, capsys):
     assert (ended["outcome"], ended["rounds"], ended["good"]) == ("finished", 5, True)
     assert_same(load(asked.path).point, simulated(WHICH))
     assert status(asked, capsys) == "controls: round 5/5, finished"
+    # Each site was heard during the run, before its last beat.
+    assert set(asked.heard()) == set(SITES)
+    assert all(ago >= 0 for ago in asked.heard().values())
 
 
 class Stopping(InProcess):

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from fedminimax.cli.common import tell_note
+from fedminimax.cli.web import served as served_page
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.engine.state.folder import RunFolder
 from fedminimax.remote.calls import Faults
@@ -36,6 +37,7 @@ from fedminimax.remote.rows import PartOfTables, holding
 from fedminimax.remote.served import REQUEST, Served, line_of
 from fedminimax.remote.site import RUN_NAME
 from fedminimax.remote.site_file import SiteFile, register, register_allowed
+from fedminimax.report.live import Going
 
 PLAIN = (
     "the links of this consortium are NOT encrypted: anybody on the network can read and change "
@@ -95,10 +97,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     _add_run(command, timeout=60.0)
 
-    _action(
+    command = _action(
         actions, "status", _status, "the runs of a consortium, and where they stand",
         "fedminimax deploy status consortium/",
     )  # fmt: skip
+    command.add_argument(
+        "--web", action="store_true", help="serve a page of them on this machine, until Ctrl-C"
+    )
     command = _action(
         actions, "stop", _stop, "stop a run after its round; run again, it goes on",
         "fedminimax deploy stop consortium/ heart_codasca",
@@ -287,20 +292,31 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    requests = sorted((options.folder / "runs").glob("*/request.json"))
-    if not requests or (options.folder / FOLDER).exists():  # on Flower there is none
+    if options.web:
+        return _watch(options)
+    if not _requests(options) or (options.folder / FOLDER).exists():  # on Flower there is none
         known = Consortium.read(options.folder)
         print(f"{', '.join(known.sites)} at {known.host}:{known.port}")
-    for path in requests:
+    for path in _requests(options):
         served = Served(options.folder, path.parent.name)
-        beat, ended = served.beat(), served.ended()
-        where = f"round {beat.get('round', 0)}/{served.request()[0].run.rounds}"
-        if served.over():
-            print(f"{served.name}: {where}, {ended['outcome']}")
-        elif served.at_work():
-            print(f"{served.name}: {where}, running")
-        else:
-            print(f"{served.name}: {where}, silent: run it again to go on with it")
+        print(f"{served.name}: {served.state()}")
+    return 0
+
+
+def _requests(options: argparse.Namespace) -> list[Path]:
+    return sorted((options.folder / "runs").glob("*/request.json"))
+
+
+def _watch(options: argparse.Namespace) -> int:
+    def look() -> list[Going]:
+        runs = [Served(options.folder, path.parent.name) for path in _requests(options)]
+        return [Going(r.name, r.path, r.state(), r.heard(), r.faults()) for r in runs]
+
+    look()  # what cannot be read is said here
+    over = _until_stopped()
+    with served_page(f"Runs of {options.folder.resolve().name}", look) as address:
+        print(f"watch them at {address}\nCtrl-C ends it; the runs go on", flush=True)
+        over.wait()
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from fedminimax.cli.common import RUNS, Stopped, numbered, tell_note, to_resume
+from fedminimax.cli.web import served
 from fedminimax.config import ConfigError, Experiment, read_toml
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.torchrun import TIMEOUT, joined, started_by_torchrun
@@ -23,6 +24,7 @@ from fedminimax.engine.profile import Profile
 from fedminimax.engine.session import Run
 from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.experiment import build, experiment_of, resume, run_experiment
+from fedminimax.report.live import Going
 from fedminimax.report.operating import save_calibration
 from fedminimax.report.progress import RunProgress
 from fedminimax.report.tables import bytes_text, console, number_text, privacy_text, profile_table
@@ -36,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--quiet", action="store_true", help="print nothing but the result")
     parser.add_argument("--sites", action="store_true", help="also show each site as it goes")
+    parser.add_argument(
+        "--web", action="store_true", help="also serve a page that shows the run, on this machine"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON line")
     parser.add_argument("--profile", action="store_true", help="also print where the time went")
     parser.add_argument(
@@ -66,7 +71,11 @@ def _run_by(backend: Backend, options: argparse.Namespace) -> int:
         experiment = experiment_of(folder)
         built = build(experiment)
         show = RunProgress(quiet, built.clients if options.sites else None)
-        with _stoppable(folder, backend) as asked, show.begun(experiment):
+        with (
+            _shown(folder, backend, options),
+            _stoppable(folder, backend) as asked,
+            show.begun(experiment),
+        ):
             calls = {**show.callbacks, "interrupted": asked, "profile": profile}
             run = resume(folder, built=built, backend=backend, **calls)
     else:
@@ -82,7 +91,11 @@ def _run_by(backend: Backend, options: argparse.Namespace) -> int:
             tell_note(text)
         folder = options.folder or numbered(RUNS, options.config.stem)
         show = RunProgress(quiet, built.clients if options.sites else None)
-        with _stoppable(folder, backend) as asked, show.begun(experiment):
+        with (
+            _shown(folder, backend, options),
+            _stoppable(folder, backend) as asked,
+            show.begun(experiment),
+        ):
             calls = {**show.callbacks, "interrupted": asked, "profile": profile}
             run = run_experiment(experiment, folder, built=built, backend=backend, **calls)
     if backend.leads:
@@ -93,6 +106,17 @@ def _run_by(backend: Backend, options: argparse.Namespace) -> int:
         out = Console(stderr=True) if options.json else console()
         out.print(profile_table(profile, run.rounds))
     return 0 if succeeded(run.outcome) else 1
+
+
+@contextmanager
+def _shown(folder: Path, backend: Backend, options: argparse.Namespace) -> Iterator[None]:
+    """Serves a page of the run while it goes, if that is asked for."""
+    if not options.web or not backend.leads:
+        yield
+        return
+    with served(folder.name, lambda: [Going(folder.name, folder, "running")]) as address:
+        print(f"watch it at {address}", file=sys.stderr, flush=True)
+        yield
 
 
 def _check_engine(experiment: Experiment, backend: Backend) -> None:

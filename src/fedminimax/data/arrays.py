@@ -26,13 +26,19 @@ def reading_of(
     numbers: np.ndarray,
     classes: Sequence[Any],
     sites: Any = None,
-    names: Sequence[str] | None = None,
+    names: Sequence[str | Column] | None = None,
 ) -> Reading:
-    """The sites in the order of their names; `numbers` says which of `classes` a row is of."""
+    """The sites in the order of their names; `numbers` says which of `classes` a row is of; `names`
+    are those of the columns, or the columns themselves where some were texts."""
     whose = site_names(sites, len(features))
-    columns = [f"x{i}" for i in range(features.shape[1])] if names is None else list(names)
-    if repeated(columns):
+    known = [
+        name if isinstance(name, Column) else Column(name)
+        for name in (() if names is None else names)
+    ]
+    columns = [feature for column in known for feature in column.features]
+    if not known or repeated(columns):
         columns = [f"x{i}" for i in range(features.shape[1])]
+        known = list(map(Column, columns))
     count = len(classes)
     found = [
         Site(name, tuple(columns), features[rows], numbers[rows], count)
@@ -40,7 +46,7 @@ def reading_of(
     ]
     texts = tuple(plain(value) for value in classes)
     sides = {"positive": texts[1:], "negative": texts[:1]} if count == 2 else {"classes": texts}
-    return Reading(found, [], Schema(tuple(map(Column, columns)), LABEL, **sides))
+    return Reading(found, [], Schema(tuple(known), LABEL, **sides))
 
 
 def site_names(sites: Any, rows: int) -> np.ndarray:

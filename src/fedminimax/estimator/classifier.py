@@ -5,17 +5,23 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score, roc_auc_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 from torch import nn
 
 from fedminimax.algorithms import METHODS
@@ -31,10 +37,13 @@ from fedminimax.config import (
 )
 from fedminimax.data.arrays import check_validation, on_host, reading_of, site_names
 from fedminimax.data.prepare import Split, inputs_of
+from fedminimax.data.sites import Column
 from fedminimax.engine.session import Run
 from fedminimax.engine.trainer import succeeded
 from fedminimax.estimator import files
 from fedminimax.estimator.files import plain_of, table_of
+from fedminimax.estimator.frames import dense, numbers_of, text_columns
+from fedminimax.estimator.nested import NestedParameters
 from fedminimax.experiment import (
     Built,
     assemble,
@@ -51,6 +60,7 @@ Choice = str | Mapping[str, Any]
 
 CALIBRATIONS = ("auto", "platt", "isotonic", "none")
 BINS = 16  # of a number
+EXPECTED = 5  # positives among rows, of which none should not be found
 _CHUNK = 4096
 
 
@@ -74,7 +84,7 @@ OBJECTIVES = {
 }
 
 
-class FederatedClassifier(ClassifierMixin, BaseEstimator):
+class FederatedClassifier(ClassifierMixin, NestedParameters):
     """A classifier that sites train together, each row staying at its site.
 
     `fit(X, y, sites=...)` is `fedminimax run` on arrays: the same split, statistics, problem,
@@ -123,6 +133,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
     `score` is the measure of the objective: AUC for the two AUC objectives, the accuracy of the
     worst class for "fair", that of the worst site for "worst_site" if `sites` are given, and
     accuracy otherwise. GridSearchCV(scoring="accuracy") and the like ask for another.
+
+    Options within an argument are set as `method__proximal=0.01`, `objective__form="margin"` or
+    `module__hidden=[32]`, also in a grid of settings.
 
     After fit: classes_, n_features_in_, feature_names_in_ (of a data frame), history_ (a record
     per evaluation), outcome_, rounds_, module_ (the trained module), dual_ (the maximising player:
@@ -188,13 +201,30 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
         known = OBJECTIVES.get(str(table_of(self.objective).get("name")))
         tags.classifier_tags.multi_class = known is None or known.several is not None
         tags.input_tags.allow_nan = self.missing == "mean"
+        tags.input_tags.sparse = True
         return tags
+
+    def _usual(self, name: str) -> Any:
+        if name != "method" or self.method is not None:
+            return super()._usual(name)
+        objective = OBJECTIVES.get(str(table_of(self.objective).get("name")))
+        if objective is None or objective.method is None:
+            raise ValueError("method is None, so it has no options to set: name a method first")
+        rate = {} if objective.lr is None else {"lr": objective.lr}
+        return {"name": objective.method, **rate}
 
     # Training
 
     def fit(self, X: Any, y: Any, sites: Any = None) -> Self:
-        """Trains on rows X (numpy, pandas or torch) with labels y of any type; `sites` names the
-        site of each row, and without it all rows are of one."""
+        """Trains on rows X (numpy, torch, pandas with numbers, texts and categories, or sparse,
+        which is made dense) with labels y of any type; `sites` names the site of each row, and
+        without it all rows are of one."""
+        if sites is None:
+            warnings.warn(
+                "no sites are given, so all rows are of one and nothing is federated: name the "
+                "site of each row in fit(X, y, sites=...)",
+                stacklevel=2,
+            )
         features, y = self._rows(X, on_host(y), reset=True)
         check_classification_targets(y)
         classes, numbers = np.unique(y, return_inverse=True)
@@ -203,7 +233,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
         seed = self._seed()
         experiment, algorithm = self._experiment(objective, len(classes), seed)
         names = getattr(self, "feature_names_in_", None)
-        reading = reading_of(features, numbers, classes.tolist(), sites, names)
+        columns = names if self.columns_ is None else self.columns_
+        reading = reading_of(features, numbers, classes.tolist(), sites, columns)
         check_validation(reading.sites, float(self.validation_share), seed)
         least = experiment.problem.options.get("least_per_bin", 0)
         found = read_tables(reading, experiment.split, least)
@@ -222,10 +253,19 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
 
     def _rows(self, X: Any, y: Any = None, reset: bool = False) -> Any:
         given: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+        X = dense(on_host(X))
         if reset:
-            X, y = validate_data(self, on_host(X), y, **given)
+            self.columns_: tuple[Column, ...] | None = text_columns(X)
+        if self.columns_ is not None:
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            X = numbers_of(X, self.columns_)
+            if reset:
+                y = column_or_1d(y)
+                check_consistent_length(X, y)
+        elif reset:
+            X, y = validate_data(self, X, y, **given)
         else:
-            X = validate_data(self, on_host(X), reset=False, **given)
+            X = validate_data(self, X, reset=False, **given)
         lack = np.argwhere(np.isnan(X))
         if len(lack) and self.missing != "mean":
             row, column = lack[0]
@@ -505,7 +545,23 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):
         """The class of each row: by the operating point, or the most probable of several."""
         decision = self.decision_function(X)
         numbers = decision.argmax(1) if decision.ndim > 1 else (decision > 0).astype(np.intp)
+        self._warn_of_none(numbers)
         return self.classes_[numbers]
+
+    def _warn_of_none(self, numbers: np.ndarray) -> None:
+        """Says so where the rows are many enough to hold positives, and none counts as one."""
+        counts, positive = self.validation_counts_, int(self._positive_is_last(self.classes_))
+        if counts is None or (numbers == positive).any():
+            return
+        share = float(counts.counts[positive].sum() / max(counts.counts.sum(), 1))
+        if share * len(numbers) >= EXPECTED:
+            name = plain_of(self.classes_[positive])
+            warnings.warn(
+                f"none of the {len(numbers)} rows counts as {name!r}, of which {share:.1%} of the "
+                "validation rows are: choose another operating point, as by "
+                "operate_at({'sensitivity': 0.9})",
+                stacklevel=3,
+            )
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
         """The measure of the objective on these rows; larger is better. See the class."""

@@ -18,6 +18,7 @@ from fedminimax.algorithms import METHODS
 from fedminimax.blocks.schedules import SCHEDULES, Schedule
 from fedminimax.config import CHOICES, part_of
 from fedminimax.data.prepare import inputs_of, inputs_table
+from fedminimax.data.sites import Column, tuples
 from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.checkpoint import CheckpointError, write_bytes
 from fedminimax.metrics import calibration
@@ -37,6 +38,7 @@ def save(model: Any, folder: Path) -> None:
         "classes": {"values": model.classes_.tolist(), "dtype": model.classes_.dtype.str},
         "features": model.n_features_in_,
         "feature_names": None if names is None else names.tolist(),
+        "columns": model.columns_ and [dataclasses.asdict(column) for column in model.columns_],
         "sites": list(model.sites_),
         "inputs": inputs_table(model.inputs_),
         "calibration": None if model.calibration_ is None else model.calibration_.to_json(),
@@ -75,6 +77,8 @@ def load(kind: type, folder: Path, module: nn.Module | None) -> Any:
     model.n_features_in_ = about["features"]
     if about["feature_names"] is not None:
         model.feature_names_in_ = np.array(about["feature_names"], dtype=object)
+    held = about.get("columns")
+    model.columns_ = None if held is None else tuple(Column(**tuples(column)) for column in held)
     model.sites_ = tuple(about["sites"])
     model.inputs_ = inputs_of(about["inputs"])
     model.calibration_ = None if map_ is None else calibration.from_json(map_)

@@ -79,6 +79,28 @@ class Served:
     def at_work(self) -> bool:
         return not self.over() and self.silent_for() < SILENT
 
+    def state(self) -> str:
+        """Where the run stands, in words."""
+        where = f"round {self.beat().get('round', 0)}/{self.request()[0].run.rounds}"
+        if self.over():
+            return f"{where}, {self.ended()['outcome']}"
+        if self.at_work():
+            return f"{where}, running"
+        return f"{where}, silent: run it again to go on with it"
+
+    def heard(self) -> dict[str, float]:
+        """How many seconds ago each site has answered last, by the last beat."""
+        beat = self.beat()
+        since = time.monotonic() - beat["clock"] if self.at_work() else 0.0
+        return {
+            name: beat["clock"] - clock + since for name, clock in beat.get("heard", {}).items()
+        }
+
+    def faults(self) -> list[str]:
+        """What the log says of sites that were away or answered wrongly."""
+        path = self.path / LOG
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
     def session(self) -> int:
         return _read(self.path / SESSION).get("session", 0)
 
@@ -122,7 +144,9 @@ def _serve(
     served: Served, transport: Transport, on_record: Callable[[dict[str, Any]], None] | None
 ) -> dict[str, Any]:
     ended: dict[str, Any] = {}
-    state = {"round": served.beat().get("round", 0), "pid": os.getpid()}
+    heard: dict[str, float] = {}
+    state = {"round": served.beat().get("round", 0), "pid": os.getpid(), "heard": heard}
+    transport = _Listening(transport, heard)
     with _Beating(served, state):
         # Before anything can fail: who watches waits for the end of a session that was counted.
         session = count_session(RunFolder(served.path))
@@ -199,6 +223,20 @@ def line_of(record: dict[str, Any], rounds: int) -> str:
     return f"round {record['round']}/{rounds}  {split} {text}"
 
 
+class _Listening:
+    """A transport that notes when each site has answered last."""
+
+    def __init__(self, inner: Transport, heard: dict[str, float]):
+        self.inner, self.heard, self.rejoins = inner, heard, inner.rejoins
+
+    def call(
+        self, sites: Sequence[str], message: bytes, timeout: float
+    ) -> tuple[dict[str, bytes], dict[str, str]]:
+        replies, failures = self.inner.call(sites, message, timeout)
+        self.heard.update(dict.fromkeys(replies, time.monotonic()))
+        return replies, failures
+
+
 class _Beating:
     """A beat a second, for as long as the process lives, whatever it waits for."""
 
@@ -212,7 +250,8 @@ class _Beating:
             self._once()
 
     def _once(self) -> None:
-        _write(self.served.path / BEAT, {**self.state, "clock": time.monotonic()})
+        heard = dict(self.state.get("heard", {}))
+        _write(self.served.path / BEAT, {**self.state, "heard": heard, "clock": time.monotonic()})
 
     def __enter__(self) -> None:
         self._once()

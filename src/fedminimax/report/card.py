@@ -22,6 +22,7 @@ from fedminimax.report.outcome import positive_share, subject
 from fedminimax.report.page import whole
 from fedminimax.report.roc import Asked, Interval, asked
 from fedminimax.report.runs import Group, Told
+from fedminimax.report.tables import privacy_text
 
 FILES = ("config.toml", PREPARATION, CALIBRATION, "final.safetensors")
 FEW_POSITIVES = 100  # below which an interval is said to be wide
@@ -167,9 +168,16 @@ def _data(run: Told) -> Part:
 def _privacy(run: Told) -> Part:
     stages = {k: v for k, v in run.settings.items() if k.startswith("messages.") and v != '"none"'}
     least = run.experiment.problem.options.get("least_per_bin", 0)
+    spent = run.last.get("privacy")
+    bound = (
+        "Nothing in this run bounds how much: it had no differential privacy."
+        if spent is None
+        else f"For training rows that is bounded: {privacy_text(spent)}, where neighbours differ "
+        "by one row that is replaced by an empty one. The noise of a simulation follows from its "
+        "seed, so the promise is that of a run between sites."
+    )
     sentences = [
-        "Rows stayed at their sites; what methods send can tell something about them. Nothing in "
-        "this run bounds how much: it had no differential privacy.",
+        f"Rows stayed at their sites; what methods send can tell something about them. {bound}",
         f"Clients report counts of scores of at least {least} rows."
         if least > 1
         else "Clients report counts of scores down to single rows.",

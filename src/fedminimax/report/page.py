@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
@@ -10,9 +11,19 @@ from fedminimax import __version__
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def whole(title: str, kind: str, body: str, policy: str = POLICY, script: str = "page.js") -> str:
-    """A page; title and kind are text, the body is HTML."""
-    name = escape(title)
+ALONE = "One file: it asks nothing of any network."
+
+
+def whole(
+    title: str,
+    kind: str,
+    body: str,
+    policy: str = POLICY,
+    scripts: Sequence[str] = ("page.js",),
+    foot: str = ALONE,
+) -> str:
+    """A page; title, kind and foot are text, the body is HTML."""
+    name, code = escape(title), "".join(f"<script>{own(script)}</script>" for script in scripts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -22,8 +33,7 @@ def whole(title: str, kind: str, body: str, policy: str = POLICY, script: str = 
         f"<style>{own('page.css')}</style></head><body>"
         f'<header><div><p class="kind">{escape(kind)}</p><h1>{name}</h1></div>'
         f'<button type="button" id="theme" hidden>Dark</button></header>{body}'
-        f"<footer>fedminimax {__version__}. One file: it asks nothing of any network.</footer>"
-        f"<script>{own(script)}</script></body></html>\n"
+        f"<footer>fedminimax {__version__}. {escape(foot)}</footer>{code}</body></html>\n"
     )
 
 
