@@ -13,7 +13,7 @@ ORDER = [
     "random", "blocks", "types", "metrics", "data", "models", "privacy", "problems", "algorithms",
     "messages",
     "methods", "schedules", "sets", "extend",
-    "engine", "config", "experiment", "remote", "estimator", "tuning", "report", "cli",
+    "engine", "config", "experiment", "tuning", "remote", "estimator", "report", "cli",
 ]
 NETWORK = {
     "nvflare", "flwr", "grpc", "socket", "socketserver", "ssl", "http", "urllib", "ftplib",

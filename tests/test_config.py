@@ -16,6 +16,7 @@ from fedminimax.config import CHOICES, ConfigError, Experiment, changed, read_to
 from fedminimax.experiment import build
 from fedminimax.problems import PROBLEMS
 from fedminimax.report.comparison import Comparison, Job
+from fedminimax.tuning.auto import is_auto, recipes_of
 
 EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
 
@@ -406,6 +407,11 @@ def test_the_experiments_parse_and_build(path, tmp_path, monkeypatch):
             build(comparison.experiment(Job((), label, (), 0)))
         return
     experiment = Experiment.from_file(path)
+    if is_auto(experiment):
+        for recipe in recipes_of(experiment).values():
+            build(recipe)
+        assert resolved(returned(experiment)) == resolved(experiment)
+        return
     built = build(experiment)
     assert built.algorithm == experiment.make("method")
     assert len(built.clients) >= 2

@@ -29,6 +29,7 @@ from fedminimax.messages import COMPRESSORS, REDUCERS, STAGES, Mean, Messages
 from fedminimax.models import MODELS
 from fedminimax.privacy.settings import Privacy
 from fedminimax.problems import PROBLEMS
+from fedminimax.problems.auto import AUTO, NO_EXPERIMENT
 
 Table = dict[str, Any]
 
@@ -90,6 +91,8 @@ class Experiment:
         for section, choices in CHOICES.items():
             if section in table:
                 parts[section] = part_of(section, table[section])
+            elif section == "method" and parts["problem"].name == AUTO:
+                parts[section] = Part(AUTO, {})  # it is found, not given
             elif section != "model":
                 raise ConfigError(
                     f'there is no section [{section}]; add one with name = "...", one of: '
@@ -112,8 +115,9 @@ class Experiment:
         table: Table = {}
         for section in CHOICES:
             part = getattr(self, section)
-            if part is not None:
-                defaults = _defaults(CHOICES[section][part.name], section)
+            if part is not None and (section, part.name) != ("method", AUTO):
+                kind = CHOICES[section].get(part.name)  # arrays in memory have none
+                defaults = {} if kind is None else _defaults(kind, section)
                 table[section] = {"name": part.name, **defaults, **part.options}
         for section in FIXED:
             fixed = getattr(self, section)
@@ -130,6 +134,8 @@ class Experiment:
                 f'there is no section [{section}], but this problem needs one; add name = "...", '
                 "one of: " + ", ".join(CHOICES[section])
             )
+        if section == "method" and part.name == AUTO:
+            raise ConfigError(NO_EXPERIMENT)
         kind = CHOICES[section][part.name]
         needed = [name for name in SUPPLIED.get(section, ()) if name in _parameters(kind)]
         if lack := [name for name in needed if name not in supplied]:

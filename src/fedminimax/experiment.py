@@ -26,6 +26,7 @@ from fedminimax.engine.state.folder import RunFolder, json_text
 from fedminimax.engine.trainer import best_of
 from fedminimax.messages.secure.fixed_point import answer_total
 from fedminimax.models.gan import Players
+from fedminimax.problems.binary import BinaryProblem
 from fedminimax.problems.network_problem import NetworkProblem
 from fedminimax.random import key
 from fedminimax.types import Algorithm, Point, Problem
@@ -112,7 +113,15 @@ def make_problem(experiment: Experiment, supplied: dict[str, Any]) -> Problem:
     if issubclass(kind, NetworkProblem) and "shape" in supplied and "module" not in supplied:
         outputs = kind.outputs_for(supplied.get("classes", 2))
         supplied = supplied | make_networks(experiment, tuple(supplied["shape"]), outputs)
-    return experiment.make("problem", **supplied)
+    problem = experiment.make("problem", **supplied)
+    if experiment.run.monitor is not None:
+        if not issubclass(kind, BinaryProblem):
+            raise ConfigError(
+                f"[run] monitor is {experiment.run.monitor!r}, by which [problem] "
+                f"{experiment.problem.name} is not measured: leave it out"
+            )
+        problem.monitor = experiment.run.monitor
+    return problem
 
 
 def make_networks(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> dict[str, Any]:
@@ -150,7 +159,7 @@ def run_experiment(
     settings, documents = experiment.run, {}
     if folder is not None:
         documents["config.toml"] = write_toml(settled(experiment))
-        documents[PREPARATION] = json_text(built.about)
+        documents[PREPARATION] = json_text(_written(built.about))
     return Session(
         problem=built.problem,
         algorithm=built.algorithm,
@@ -165,6 +174,12 @@ def run_experiment(
         backend=backend or Local(),
         callbacks=Callbacks(**callbacks),
     ).run()
+
+
+def _written(about: dict[str, Any]) -> dict[str, Any]:
+    """Without a module of the user's own, which no file describes."""
+    facts = {n: v for n, v in about["supplied"].items() if n != "module"}
+    return {**about, "supplied": facts}
 
 
 def settled(experiment: Experiment) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import time
 import tomllib
 import warnings
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -1024,45 +1025,35 @@ def test_the_demonstration_prints_what_it_computed(home, run, monkeypatch):
     monkeypatch.setattr(demo, "ROUNDS", 2)
     monkeypatch.setenv("COLUMNS", "200")  # no cell is folded
     said = run("demo", "--splits", 2).out
-    found = json.loads(Path("runs/demo-1/results.json").read_text())
-    assert len(found) == 2
-    tables = said.split("Test AUC, ")[1:]
-    assert len(tables) == 2
-    sites = ("cleveland", "hungary", "switzerland", "va")
-    for text, (setting, results) in zip(tables, found.items(), strict=True):
-        assert text.startswith(setting)
+    place = Path("runs/demo-1")
+    found = json.loads((place / "results.json").read_text())
+    tables = said.split("Test, ")[1:]
+    assert len(tables) == len(found) == 2
+    for text, (name, results) in zip(tables, found.items(), strict=True):
+        assert text.startswith(name)
         rows = {
             cells[1].strip(): [cell.strip() for cell in cells[2:-1]]
             for cells in (re.split("[│|]", line) for line in text.splitlines())
-            if len(cells) > 9
+            if len(cells) == 6
         }
-        assert list(rows) == list(results)
-        assert {name for name in rows if "alone" in name} == {
-            name for name in rows if name.startswith(sites)
-        }
-        assert len(rows) == 7  # four alone, two federated, one pooled
-        for name, row in rows.items():
-            measures = [run[0] for run in results[name]]
-            columns = [
-                [m["auc"] for m in measures],
-                [m["worst_site_auc"] for m in measures],
-                *([m["sites"][site] for m in measures] for site in sites),
-            ]
-            for cell, values in zip(row, columns, strict=False):
+        assert [*rows] == [*results]
+        for row, cells in rows.items():
+            for cell, measure in zip(cells, demo.MEASURES, strict=True):
+                values = [run[measure] for run in results[row]]
                 mean, spread = statistics.mean(values), statistics.stdev(values)
                 assert re.findall(r"\d\.\d{3}", cell) == [f"{mean:.3f}", f"{spread:.3f}"]
-            assert row[-1] == str(round(statistics.mean(run[1] for run in results[name])))
-    # The numbers of the federated rows are those of the run folders.
-    folders = sorted(path.parent for path in Path("runs/demo-1").rglob("final.safetensors"))
-    assert len(folders) == 8
-    written = {load(folder).kept["test"]["auc"] for folder in folders}
-    printed = {
-        run[0]["auc"] for results in found.values() for runs in results.values() for run in runs
-    }
-    assert written <= printed
-    page = Path("runs/demo-1/report.html")
+        # The numbers of the federated rows are those of the run folders, and so is the picture.
+        for row, short in ((demo.AUTO, "auto"), (demo.FEDAVG, "fedavg")):
+            folders = [place / name / f"split-{split}" / short for split in range(2)]
+            assert [load(folder).kept["test"]["auc"] for folder in folders] == [
+                run["auc"] for run in results[row]
+            ]
+        picture = ElementTree.parse(place / f"{name}.svg").getroot()
+        dots = picture.findall("{http://www.w3.org/2000/svg}circle")
+        assert len(dots) == sum(map(len, results.values()))
+    page = place / "report.html"
     assert said.rstrip().endswith(f"the federated runs as a page: {page}")
-    assert "codasca, positive_share 0.1" in page.read_text(encoding="utf-8")
+    assert "auto chose" in page.read_text(encoding="utf-8")
 
 
 def test_one_split_shows_no_spread(home, refused):

@@ -13,7 +13,7 @@ import pytest
 
 from fedminimax import cli
 from fedminimax.config import Experiment
-from fedminimax.experiment import build, load
+from fedminimax.experiment import load, read
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
@@ -241,5 +241,5 @@ def test_every_note_of_the_page_is_seen_here():
 @pytest.mark.parametrize("oddity", ODDITIES)
 def test_an_oddity_is_noted_in_the_words_of_the_page(clone, oddity):
     _, config, *changes = ODDITIES[oddity]()
-    notes = build(Experiment.from_file(config, changes)).notes
+    notes = read(Experiment.from_file(config, changes)).notes
     assert [f"note: {note}" for note in notes] == [" ".join(NOTES[oddity].split())]

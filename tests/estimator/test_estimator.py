@@ -20,12 +20,12 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import fedminimax as fm
 from fedminimax import FederatedClassifier
-from fedminimax.cli import main
+from fedminimax.cli import init, main
 from fedminimax.config import Experiment
 from fedminimax.data.heart import Heart
 from fedminimax.estimator import OBJECTIVES
 from fedminimax.experiment import load as load_run
-from fedminimax.report import demo
+from fedminimax.tuning.auto import recipes_of
 
 ROOT = Path(__file__).parents[2]
 # scikit-learn has no types of its own, and those that are guessed are too narrow.
@@ -78,11 +78,15 @@ def same(one, other):
 @pytest.mark.filterwarnings("ignore:no sites are given", "ignore:none of the")
 @pytest.mark.parametrize(
     "settings",
-    [{"lr": 1.0}, {"objective": "cross_entropy", "lr": 1.0, "missing": "mean", "dtype": "float64"}],
-    ids=["auc", "cross_entropy"],
+    [
+        {"objective": "auc", "lr": 1.0},
+        {"objective": "cross_entropy", "lr": 1.0, "missing": "mean", "dtype": "float64"},
+        pytest.param({"objective": "auto"}, marks=pytest.mark.slow),
+    ],
+    ids=["auc", "cross_entropy", "auto"],
 )
 def test_the_checks_of_scikit_learn(settings):
-    model = FederatedClassifier(**{**QUICK, "rounds": 4, **settings})
+    model = FederatedClassifier(**{"objective": "auc", **QUICK, "rounds": 4, **settings})
     results = check_estimator(model, on_fail="raise")
     assert sum(result["status"] == "passed" for result in results) > 45
     assert {r["check_name"] for r in results if r["status"] != "passed"} <= {
@@ -166,18 +170,20 @@ executor = "vectorised"
     same(model.module_, again.module_)
 
 
-def test_the_defaults_are_those_of_the_quickstart_and_of_the_demonstration():
+def test_the_defaults_are_those_of_the_files(tmp_path):
     file = Experiment.from_file(ROOT / "experiments" / "my_sites.toml")
-    model = FederatedClassifier()
-    fitted, method = model._experiment(OBJECTIVES["auc"], 2, 0)
-    shown = demo._experiment(*demo.FEDERATED[demo.REFERENCE], {}, 0)
-    for other in (fitted, shown):
-        assert other.problem == file.problem
-        assert other.make("method") == file.make("method") == method
-        assert other.make("model") == file.make("model")
-        assert (other.split.bins, other.split.rare) == (file.split.bins, file.split.rare)
-        for name in ("rounds", "batch_size", "weights", "sampling", "evaluate_every"):
-            assert getattr(other.run, name) == getattr(file.run, name), name
+    rest = "[data]\nname = 'heart'\n" + init.REST
+    (tmp_path / "written.toml").write_text(rest)
+    fitted, _ = FederatedClassifier()._experiment(OBJECTIVES["auto"], 2, 0)
+    for other in (fitted, Experiment.from_file(tmp_path / "written.toml")):
+        mine, theirs = recipes_of(other), recipes_of(file)
+        assert list(mine) == list(theirs)
+        for one, another in zip(mine.values(), theirs.values(), strict=True):
+            assert one.problem == another.problem
+            assert one.make("method") == another.make("method")
+            assert one.make("model") == another.make("model")
+            assert (one.split.bins, one.split.rare) == (another.split.bins, another.split.rare)
+            assert one.run == another.run
 
 
 @pytest.mark.parametrize("method", ["local_scgdam", fm.methods.LocalSCGDAM(local_steps=2)])
@@ -203,7 +209,7 @@ def test_rates_go_to_the_method():
 
 def test_other_settings_of_a_run_reach_it():
     X, y, sites = made()
-    plain = FederatedClassifier(**QUICK).fit(X, y, sites=sites)
+    plain = FederatedClassifier("auc", **QUICK).fit(X, y, sites=sites)
     drawn = FederatedClassifier(
         **QUICK, settings={"sampling": "balanced", "measures": ["grad_x"]}
     ).fit(X, y, sites=sites)
@@ -216,7 +222,7 @@ def test_the_seed_decides_and_nothing_else_is_touched():
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
     fits = [
-        FederatedClassifier(**QUICK, random_state=seed).fit(X, y, sites=sites)
+        FederatedClassifier("auc", **QUICK, random_state=seed).fit(X, y, sites=sites)
         for seed in (0, 0, 1, np.random.RandomState(5), np.random.RandomState(5))
     ]
     assert torch.equal(before, torch.random.get_rng_state())
@@ -232,7 +238,7 @@ def test_the_seed_decides_and_nothing_else_is_touched():
 @pytest.mark.parametrize("kind", ["list", "torch", "strings", "booleans", "numbers"])
 def test_rows_and_labels_of_any_kind_give_the_same_model(kind):
     X, y, sites = made()
-    usual = FederatedClassifier(**QUICK).fit(X, y, sites=sites)
+    usual = FederatedClassifier("auc", **QUICK).fit(X, y, sites=sites)
     labels = {
         "strings": np.array(["healthy", "sick"])[y],
         "booleans": y == 1,
@@ -241,7 +247,7 @@ def test_rows_and_labels_of_any_kind_give_the_same_model(kind):
     rows = {"list": X.tolist(), "torch": torch.tensor(X, requires_grad=True)}.get(kind, X)
     where = {"list": sites.tolist(), "torch": sites}.get(kind, sites)
     given = torch.from_numpy(labels) if kind == "torch" else labels
-    model = FederatedClassifier(**QUICK).fit(rows, given, sites=where)
+    model = FederatedClassifier("auc", **QUICK).fit(rows, given, sites=where)
     same(model.module_, usual.module_)
     assert model.classes_.tolist() == sorted(set(labels.tolist()))
     assert set(model.predict(rows)) <= set(model.classes_)
@@ -254,10 +260,10 @@ def test_a_data_frame_gives_names_and_they_are_held_to():
     X, y, sites = made()
     frame = pandas.DataFrame(X, columns=["age", "marker", "dose", "weight"])
     labels = pandas.Series(np.array(["no", "yes"])[y], dtype="category")
-    model = FederatedClassifier(**QUICK).fit(frame, labels, sites=pandas.Series(sites))
+    model = FederatedClassifier("auc", **QUICK).fit(frame, labels, sites=pandas.Series(sites))
     assert model.feature_names_in_.tolist() == ["age", "marker", "dose", "weight"]
     assert model.inputs_.columns == ("age", "marker", "dose", "weight")
-    usual = FederatedClassifier(**QUICK).fit(X, y, sites=sites)
+    usual = FederatedClassifier("auc", **QUICK).fit(X, y, sites=sites)
     same(model.module_, usual.module_)
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(frame[["marker", "age", "dose", "weight"]])
@@ -269,19 +275,19 @@ def test_a_data_frame_gives_names_and_they_are_held_to():
 def test_numbers_name_sites_as_well_as_texts():
     X, y, sites = made()
     numbers = np.array([{"hull": 1, "leeds": 2, "york": 3}[site] for site in sites])
-    model = FederatedClassifier(**QUICK).fit(X, y, sites=torch.from_numpy(numbers))
+    model = FederatedClassifier("auc", **QUICK).fit(X, y, sites=torch.from_numpy(numbers))
     assert model.sites_ == ("1", "2", "3")
-    same(model.module_, FederatedClassifier(**QUICK).fit(X, y, sites=sites).module_)
+    same(model.module_, FederatedClassifier("auc", **QUICK).fit(X, y, sites=sites).module_)
 
 
 def test_missing_values_get_the_federated_mean():
     X, y, sites = made()
     holes = X.copy()
     holes[::7, 1] = np.nan
-    model = FederatedClassifier(**QUICK, bins=0, missing="mean").fit(holes, y, sites=sites)
+    model = FederatedClassifier("auc", **QUICK, bins=0, missing="mean").fit(holes, y, sites=sites)
     filled = np.where(np.isnan(holes), model.inputs_.mean, holes)
     np.testing.assert_allclose(model.predict_proba(holes), model.predict_proba(filled))
-    marked = FederatedClassifier(**QUICK, missing="mean").fit(holes, y, sites=sites)
+    marked = FederatedClassifier("auc", **QUICK, missing="mean").fit(holes, y, sites=sites)
     assert "x1: missing" in marked.inputs_.outputs
     assert sklearn.utils.get_tags(model).input_tags.allow_nan
 
@@ -308,7 +314,7 @@ def test_a_module_of_ones_own_is_trained_in_a_copy(tmp_path):
     own: Any = Net()
     before = {name: value.clone() for name, value in own.state_dict().items()}
     model = FederatedClassifier(
-        module=own, lr=0.5, **{k: v for k, v in QUICK.items() if k != "module"}
+        "auc", module=own, lr=0.5, **{k: v for k, v in QUICK.items() if k != "module"}
     )
     clone(model).fit(X, y, sites=sites)
     model.fit(X, y, sites=sites)
@@ -404,7 +410,7 @@ def test_methods_that_weigh_sites_themselves_pose_the_worst_site_as_an_average()
 @pytest.mark.filterwarnings("ignore:no sites are given")
 def test_without_sites_all_rows_are_of_one():
     X, y, _ = made()
-    model = FederatedClassifier(**QUICK).fit(X, y)
+    model = FederatedClassifier("auc", **QUICK).fit(X, y)
     assert model.sites_ == ("all",)
     assert model.score(X, y) > 0.9
 
@@ -426,7 +432,9 @@ def test_calibrated_probabilities_are_better_than_raw_ones_and_rank_alike(rare, 
     X, y, sites = rare
     half = np.arange(len(y)) % 2 == 0
     raw, model = (
-        FederatedClassifier(**QUICK, calibration=kind).fit(X[half], y[half], sites=sites[half])
+        FederatedClassifier("auc", **QUICK, calibration=kind).fit(
+            X[half], y[half], sites=sites[half]
+        )
         for kind in ("none", calibration)
     )
     rows, labels = X[~half], y[~half]
@@ -450,7 +458,7 @@ def test_an_operating_point_keeps_its_rate_on_new_rows(rare, rate, pos_label):
     X, y, sites = rare
     labels = np.array(["healthy", "sick"])[y]
     half = np.arange(len(y)) % 2 == 0
-    model = FederatedClassifier(**QUICK, threshold={rate: 0.8}, pos_label=pos_label)
+    model = FederatedClassifier("auc", **QUICK, threshold={rate: 0.8}, pos_label=pos_label)
     model.fit(X[half], labels[half], sites=sites[half])
     assert model.operating_point_[rate] >= 0.8
     positive = labels == (pos_label or "sick")
@@ -464,7 +472,7 @@ def test_an_operating_point_keeps_its_rate_on_new_rows(rare, rate, pos_label):
 
 def test_another_operating_point_needs_no_training(rare):
     X, y, sites = rare
-    model = FederatedClassifier(**QUICK).fit(X, y, sites=sites)
+    model = FederatedClassifier("auc", **QUICK).fit(X, y, sites=sites)
     assert model.predict(X).mean() < 0.05  # a rare class is seldom more probable than not
     p = model.predict_proba(X)[:, 1]
     assert model.operate_at(0.2) is model
@@ -477,7 +485,7 @@ def test_another_operating_point_needs_no_training(rare):
         model.operate_at(1.5)
     assert model.threshold == {"sensitivity": 0.95}
     assert (
-        FederatedClassifier(**QUICK, threshold=0.2, pos_label=0)
+        FederatedClassifier("auc", **QUICK, threshold=0.2, pos_label=0)
         .fit(X, y, sites=sites)
         .operate_at(0.8)
         .predict(X)
@@ -489,7 +497,9 @@ def test_another_operating_point_needs_no_training(rare):
 def test_isotonic_probabilities_that_are_all_small_keep_the_order(rare):
     X, y, sites = rare
     few = np.where(np.arange(len(y)) % 4 == 0, y, 0)
-    model = FederatedClassifier(**QUICK, bins=0, calibration="isotonic").fit(X, few, sites=sites)
+    model = FederatedClassifier("auc", **QUICK, bins=0, calibration="isotonic").fit(
+        X, few, sites=sites
+    )
     model.operate_at(0.999)
     decided = model.decision_function(X)
     assert not model.predict(X).any()
@@ -508,7 +518,7 @@ def test_the_trained_decision_of_other_objectives_stays():
 
 def test_no_validation_rows_means_no_calibration():
     X, y, sites = made()
-    model = FederatedClassifier(**QUICK, validation_share=0).fit(X, y, sites=sites)
+    model = FederatedClassifier("auc", **QUICK, validation_share=0).fit(X, y, sites=sites)
     assert (model.calibration_, model.operating_point_) == (None, None)
     assert "train" in model.history_[-1]
     with pytest.raises(ValueError, match="needs validation rows: fit with some"):
@@ -518,11 +528,13 @@ def test_no_validation_rows_means_no_calibration():
 def test_the_best_round_can_be_kept():
     X, y, sites = made()
     settings = {**QUICK, "rounds": 20, "evaluate_every": 1}
-    best = FederatedClassifier(**settings, keep="best").fit(X, y, sites=sites)
+    best = FederatedClassifier("auc", **settings, keep="best").fit(X, y, sites=sites)
     values = [record["validation"]["auc"] for record in best.history_]
     number = int(np.argmax(values))
     if number:
-        stopped = FederatedClassifier(**{**settings, "rounds": number}).fit(X, y, sites=sites)
+        stopped = FederatedClassifier("auc", **{**settings, "rounds": number}).fit(
+            X, y, sites=sites
+        )
         same(best.module_, stopped.module_)
     else:
         assert values[0] == max(values)
@@ -550,7 +562,9 @@ def test_the_best_round_can_be_kept():
 def test_a_saved_model_is_the_model(tmp_path, settings):
     X, y, sites = made()
     labels = np.array(["healthy", "sick"])[y]
-    model = FederatedClassifier(**{**QUICK, **settings}).fit(X, labels, sites=sites)
+    model = FederatedClassifier(**{"objective": "auc", **QUICK, **settings}).fit(
+        X, labels, sites=sites
+    )
     model.save(tmp_path / "model")
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
         "estimator.json",
@@ -573,7 +587,7 @@ def test_a_saved_model_is_the_model(tmp_path, settings):
 
 def test_a_damaged_model_is_refused(tmp_path):
     X, y, sites = made()
-    model = FederatedClassifier(**QUICK).fit(X, y, sites=sites)
+    model = FederatedClassifier("auc", **QUICK).fit(X, y, sites=sites)
     with pytest.raises(sklearn.exceptions.NotFittedError):
         FederatedClassifier().save(tmp_path / "none")
     model.save(tmp_path / "a")
@@ -584,8 +598,8 @@ def test_a_damaged_model_is_refused(tmp_path):
     (tmp_path / "a/estimator.json").write_text(text[:100])
     with pytest.raises(ValueError, match="is damaged or cut short"):
         FederatedClassifier.load(tmp_path / "a")
-    (tmp_path / "a/estimator.json").write_text(text.replace('"format": 2', '"format": 1'))
-    with pytest.raises(ValueError, match="is of format 1, but this version reads 2"):
+    (tmp_path / "a/estimator.json").write_text(text.replace('"format": 3', '"format": 2'))
+    with pytest.raises(ValueError, match="is of format 2, but this version reads 3"):
         FederatedClassifier.load(tmp_path / "a")
     (tmp_path / "a/estimator.json").write_text(text.replace('"rounds": 8', '"runds": 8'))
     with pytest.raises(ValueError, match="is of another version"):
@@ -600,7 +614,7 @@ def test_a_pipeline_and_a_grid_search_on_the_heart_data(heart):
     X, y, sites = heart
     rows = StratifiedKFold(4, shuffle=True, random_state=0)
     train, test = next(rows.split(X, sites))
-    pipeline = make_pipeline(StandardScaler(), FederatedClassifier(**QUICK, missing="mean"))
+    pipeline = make_pipeline(StandardScaler(), FederatedClassifier("auc", **QUICK, missing="mean"))
     search = GridSearchCV(
         pipeline,
         {"federatedclassifier__lr": [1e-4, 0.3], "federatedclassifier__local_steps": [2]},
@@ -671,18 +685,18 @@ def test_sites_are_routed_as_metadata():
 def test_a_setting_that_cannot_be_used_ends_in_a_sentence(settings, sentence):
     X, y, sites = made()
     with pytest.raises(ValueError) as said:  # noqa: PT011
-        FederatedClassifier(**{**QUICK, **settings}).fit(X, y, sites=sites)
+        FederatedClassifier(**{"objective": "auc", **QUICK, **settings}).fit(X, y, sites=sites)
     assert sentence in str(said.value)
 
 
 def test_rows_that_cannot_be_used_end_in_a_sentence():
     X, y, sites = made()
-    model = FederatedClassifier(**QUICK)
+    model = FederatedClassifier("auc", **QUICK)
     holes = X.copy()
     holes[3, 2] = np.nan
     with pytest.raises(ValueError, match=r"Input X contains NaN \(1 values, the first in row 3, c"):
         model.fit(holes, y, sites=sites)
-    fitted = FederatedClassifier(**QUICK).fit(X, y, sites=sites)
+    fitted = FederatedClassifier("auc", **QUICK).fit(X, y, sites=sites)
     with pytest.raises(ValueError, match="set missing='mean'"):
         fitted.predict(holes)
     with pytest.raises(
@@ -700,7 +714,10 @@ def test_rows_that_cannot_be_used_end_in_a_sentence():
     lone = np.where(np.arange(len(y)) == 0, "alone", sites)
     with pytest.raises(ValueError, match="Site 'alone' has 1 rows, and of no class two"):
         model.fit(X, y, sites=lone)
-    assert len(FederatedClassifier(**QUICK, validation_share=0).fit(X, y, sites=lone).sites_) == 4
+    assert (
+        len(FederatedClassifier("auc", **QUICK, validation_share=0).fit(X, y, sites=lone).sites_)
+        == 4
+    )
     with pytest.raises(ValueError, match="the rows to score are of one class only"):
         fitted.score(X[y == 0], y[y == 0])
     with pytest.raises(ValueError, match=r"Only binary classification is supported\..*'fair'"):

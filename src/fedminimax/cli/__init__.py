@@ -14,13 +14,14 @@ import fedminimax
 from fedminimax.cli.common import Stopped
 
 COMMANDS = {
-    "demo": "four hospitals train one classifier; a table at the end",
+    "demo": "two sets of sites train one classifier each; tables and pictures at the end",
     "init": "look at your tables, and write an experiment file for them",
     "run": "run an experiment from a TOML file",
     "tune": "search for better rates, on validation rows",
     "compare": "finished runs side by side, or the methods of a comparison file",
     "report": "runs as one page: curves, ROC, sites, duals, costs",
     "reproduce": "the papers' tables and figures: run them, and judge the claims",
+    "benchmark": "the default and the main methods on tables with rare positives",
     "frontier": "portfolio runs against the efficient frontier of their data",
     "list": "what an experiment can name, one sentence each",
     "data": "the files of data sets: list, fetch, verify",

@@ -341,7 +341,7 @@ def text_of(plan: Plan) -> str:
 
 REST = """
 
-[split]                 # of each site's rows: 60 % train, 20 % decide when to stop, 20 % test
+[split]                 # of each site's rows: 60 % train, 20 % choose, 20 % test
 bins = 16               # quantile bins in which numbers are encoded; 0: they stay numbers
 
 [model]
@@ -349,16 +349,11 @@ name = "mlp"
 hidden = [64, 64]
 
 [problem]
-name = "auc"            # ranks well, also where positives are rare; `fedminimax list problems`
-
-[method]
-name = "codasca"        # corrects for sites that differ; `fedminimax list methods`
-lr = 0.3
-local_steps = 8
+name = "auto"           # or one of `fedminimax list problems`, with a [method]
+measure = "auc"         # ranks well, also where positives are rare
 
 [run]
 rounds = 150
 batch_size = 64
 weights = "size"
-stop_early = 5          # evaluations without a better validation AUC; the best round is kept
 """

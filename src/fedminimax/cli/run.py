@@ -19,6 +19,7 @@ from fedminimax.cli.common import RUNS, Stopped, numbered, tell_note, to_resume
 from fedminimax.cli.web import served
 from fedminimax.config import ConfigError, Experiment, read_toml
 from fedminimax.engine.backends.base import Backend
+from fedminimax.engine.backends.local import Local
 from fedminimax.engine.backends.torchrun import TIMEOUT, joined, started_by_torchrun
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.session import Run
@@ -28,6 +29,9 @@ from fedminimax.report.live import Going
 from fedminimax.report.operating import save_calibration
 from fedminimax.report.progress import RunProgress
 from fedminimax.report.tables import bytes_text, console, number_text, privacy_text, profile_table
+from fedminimax.tuning.auto import ASKED, is_auto, run_auto, verdict
+
+LOCAL = Local()  # this process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +72,8 @@ def _run_by(backend: Backend, options: argparse.Namespace) -> int:
                 "be changed: leave it out, or start a new run"
             )
         folder = to_resume(options)
+        if (folder / ASKED).exists():
+            return _search(Experiment.from_table(read_toml(folder / ASKED)), folder, options)
         experiment = experiment_of(folder)
         built = build(experiment)
         show = RunProgress(quiet, built.clients if options.sites else None)
@@ -86,10 +92,12 @@ def _run_by(backend: Backend, options: argparse.Namespace) -> int:
         note = None if quiet else tell_note
         experiment = Experiment.from_file(options.config, options.changes, note)
         _check_engine(experiment, backend)
+        folder = options.folder or numbered(RUNS, options.config.stem)
+        if is_auto(experiment):
+            return _search(experiment, folder, options)
         built = build(experiment)
         for text in [] if quiet else built.notes:
             tell_note(text)
-        folder = options.folder or numbered(RUNS, options.config.stem)
         show = RunProgress(quiet, built.clients if options.sites else None)
         with (
             _shown(folder, backend, options),
@@ -119,6 +127,27 @@ def _shown(folder: Path, backend: Backend, options: argparse.Namespace) -> Itera
         yield
 
 
+def _search(asked: Experiment, folder: Path, options: argparse.Namespace) -> int:
+    """Tries recipes, and ends as the run of the best of them does."""
+    if options.profile or options.sites or options.web:
+        raise ValueError(
+            "--profile, --sites and --web show one run, and auto tries several: leave them out"
+        )
+    say = (lambda text: None) if options.quiet or options.json else _say
+    with _stoppable(folder) as interrupted:
+        calls = {"say": say, "interrupted": interrupted}
+        run, _, built, record = run_auto(asked, folder, options.resume, **calls)
+    save_calibration(run, built, folder)
+    if not options.json:
+        print(verdict(record))
+    _tell(run, folder, options)
+    return 0 if succeeded(run.outcome) else 1
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
 def _check_engine(experiment: Experiment, backend: Backend) -> None:
     """A new run says how it is to be carried; one that is resumed may be carried otherwise."""
     distributed = experiment.run.engine == "distributed"
@@ -126,6 +155,10 @@ def _check_engine(experiment: Experiment, backend: Backend) -> None:
         raise ConfigError(
             'engine is "distributed", but torchrun has not started this process: use torchrun '
             "--nproc-per-node 2 -m fedminimax run ..., or leave engine out"
+        )
+    if distributed and is_auto(experiment):
+        raise ConfigError(
+            'problem "auto" tries its recipes in one process: leave engine out, or name a problem'
         )
     if backend.size > 1 and not distributed:
         raise ConfigError(
@@ -135,7 +168,7 @@ def _check_engine(experiment: Experiment, backend: Backend) -> None:
 
 
 @contextmanager
-def _stoppable(folder: Path, backend: Backend) -> Iterator[Callable[[], bool]]:
+def _stoppable(folder: Path, backend: Backend = LOCAL) -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C was pressed: the first time the round is finished, the second time not."""
     asked = False
     # torchrun passes a Ctrl-C on that its processes have heard themselves.

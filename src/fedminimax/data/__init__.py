@@ -20,9 +20,11 @@ from fedminimax.data.image_sets import (
 from fedminimax.data.levels import LevelsData
 from fedminimax.data.pooled import Pooled
 from fedminimax.data.returns import Returns
+from fedminimax.data.scikit_learn import ScikitLearn
 from fedminimax.data.shapes import Shapes
 from fedminimax.data.sinusoids import SinusoidData
 from fedminimax.data.synthetic import QuadraticData
+from fedminimax.data.uci import UCI
 
 DATASETS = {
     "heart": Heart,
@@ -44,6 +46,8 @@ DATASETS = {
     "stl10": STL10,
     "medmnist": MedMNIST,
     "gusto": Gusto,
+    "uci": UCI,
+    "scikit_learn": ScikitLearn,
 }
 # Where the files of those come from that have any.
 SOURCES = {

@@ -26,7 +26,8 @@ class Settings:
     states are between rounds. evaluate_clients is how many clients evaluations ask; all, when not
     given. engine "distributed" spreads the clients over the processes that torchrun starts.
     precision is that in which networks are trained, if not that of the vectors, which is dtype.
-    start is the folder of a finished run, with whose network this one begins.
+    start is the folder of a finished run, with whose network this one begins. monitor is the
+    measure of validation rows that chooses the best round; the problem's own, when not given.
 
     Batches, weights and start are settings of an experiment: in Python, `Clients` and the argument
     `start` of `simulate` say them.
@@ -53,6 +54,7 @@ class Settings:
     measures: tuple[str, ...] = ()
     evaluate_clients: int | None = None
     start: str = ""
+    monitor: Literal["auc", "auprc", "worst_site_auc"] | None = None
 
     def cohort_of(self, clients: int) -> int:
         """How many of so many clients take part in a round."""

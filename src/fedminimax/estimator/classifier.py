@@ -46,6 +46,7 @@ from fedminimax.estimator.frames import dense, numbers_of, text_columns
 from fedminimax.estimator.nested import NestedParameters
 from fedminimax.experiment import (
     Built,
+    Read,
     assemble,
     first_weights,
     read_tables,
@@ -54,6 +55,8 @@ from fedminimax.experiment import (
 from fedminimax.metrics import calibration as maps
 from fedminimax.metrics.calibration import Isotonic, Platt
 from fedminimax.metrics.federated_auc import LARGEST, Histogram
+from fedminimax.problems.auto import AUTO
+from fedminimax.tuning.auto import run_auto
 from fedminimax.types import Algorithm
 
 Choice = str | Mapping[str, Any]
@@ -75,6 +78,7 @@ class Objective(NamedTuple):
 
 
 OBJECTIVES = {
+    "auto": Objective("auto", AUTO, None, "auc"),
     "auc": Objective("auc", "codasca", None, "auc", lr=0.3),
     "compositional_auc": Objective("compositional_auc", "local_scgdam", None, "auc"),
     "fair": Objective("fair", "fess_gda", "fair", "worst_class"),
@@ -92,7 +96,9 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
 
     What to train:
 
-    - objective: "auc" (ranking under imbalance), "compositional_auc" (the same after an inner step
+    - objective: "auto" (the one of a few recipes of objective, method, rate and network that ranks
+      best on validation rows; at most three times the gradients of one run), "auc" (ranking under
+      imbalance), "compositional_auc" (the same after an inner step
       on cross-entropy), "fair" (the class that fares worst), "robust" (a shift of all inputs),
       "worst_site" (the site that fares worst) or "cross_entropy" (plain averaging). With options,
       a table as in a file: {"name": "auc", "form": "margin"}.
@@ -137,16 +143,18 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
     Options within an argument are set as `method__proximal=0.01`, `objective__form="margin"` or
     `module__hidden=[32]`, also in a grid of settings.
 
-    After fit: classes_, n_features_in_, feature_names_in_ (of a data frame), history_ (a record
-    per evaluation), outcome_, rounds_, module_ (the trained module), dual_ (the maximising player:
-    class or site weights, a shift, alpha), sites_, inputs_ (how rows are encoded), calibration_,
-    threshold_ (the score that is the operating point) and operating_point_ (its rates on the
-    validation rows, and how many there are: a rate among 50 rows is known to 0.06 or so).
+    After fit: search_ (what "auto" has found, with its cost; else None), model_ (the network,
+    unless it is your own), classes_, n_features_in_, feature_names_in_ (of a data frame), history_
+    (a record per evaluation), outcome_, rounds_, module_ (the trained module), dual_ (the
+    maximising player: class or site weights, a shift, alpha), sites_, inputs_ (how rows are
+    encoded), calibration_, threshold_ (the score that is the operating point) and operating_point_
+    (its rates on the validation rows, and how many there are: a rate among 50 rows is known to 0.06
+    or so).
 
     >>> random = np.random.default_rng(0)
     >>> y, sites = random.integers(0, 2, 90), np.repeat(["leeds", "york", "hull"], 30)
     >>> X = random.standard_normal((90, 2)) + 2 * y[:, None]
-    >>> model = FederatedClassifier(rounds=20, lr=0.5, module="linear").fit(X, y, sites=sites)
+    >>> model = FederatedClassifier("auc", lr=0.5, module="linear").fit(X, y, sites=sites)
     >>> model.sites_, bool(model.score(X, y) > 0.9)
     (('hull', 'leeds', 'york'), True)
     """
@@ -160,7 +168,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
 
     def __init__(
         self,
-        objective: Choice = "auc",
+        objective: Choice = "auto",
         method: Choice | Algorithm | None = None,
         module: Choice | nn.Module | Callable[[int, int], nn.Module] = "mlp",
         *,
@@ -237,16 +245,26 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         reading = reading_of(features, numbers, classes.tolist(), sites, columns)
         check_validation(reading.sites, float(self.validation_share), seed)
         least = experiment.problem.options.get("least_per_bin", 0)
-        found = read_tables(reading, experiment.split, least)
-        width = found.supplied["features"]
-        found.supplied.update(self._own_module(experiment, width, len(classes)))
-        built = assemble(experiment, found, algorithm)
-        run = run_experiment(experiment, built=built)
+
+        def read(experiment: Experiment) -> Read:
+            found = read_tables(reading, experiment.split, least)
+            width = found.supplied["features"]
+            found.supplied.update(self._own_module(experiment, width, len(classes)))
+            return found
+
+        self.search_ = None
+        if algorithm is None:
+            run, experiment, built, self.search_ = run_auto(experiment, reader=read)
+        else:
+            built = assemble(experiment, read(experiment), algorithm)
+            run = run_experiment(experiment, built=built)
         if not succeeded(run.outcome):
             raise ValueError(f"training ended without a model: {run.outcome}")
         self.classes_, self.seed_ = classes, seed
         self.sites_ = tuple(built.clients.names)
-        self.inputs_ = inputs_of(found.about)
+        self.inputs_ = inputs_of(built.about)
+        model = experiment.model
+        self.model_ = None if model is None else {"name": model.name, **model.options}
         self._keep(run)
         self._calibrate(built)
         return self
@@ -308,7 +326,9 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
             raise ValueError(
                 f"validation_share is {share!r}; give a share of at least 0 and below 1"
             )
+        auto = table_of(self.objective)["name"] == AUTO
         wanted = {
+            "objective='auto'": auto,
             "keep='best'": self.keep == "best",
             f"calibration={self.calibration!r}": self.calibration in ("platt", "isotonic"),
             f"threshold={self.threshold!r}": isinstance(self.threshold, Mapping),
@@ -329,8 +349,8 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
 
     def _experiment(
         self, objective: Objective, classes: int, seed: int
-    ) -> tuple[Experiment, Algorithm]:
-        """The settings as a file would have them, and the method."""
+    ) -> tuple[Experiment, Algorithm | None]:
+        """The settings as a file would have them, and the method; None: it is to be found."""
         method, algorithm = self._algorithm(objective)
         problem = objective.problem if classes == 2 else str(objective.several)
         if problem == "worst_site" and isinstance(algorithm, ClientWeights):
@@ -338,6 +358,8 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
             average = OBJECTIVES["cross_entropy"]
             problem = average.problem if classes == 2 else str(average.several)
         options = {**table_of(self.objective), "name": problem}
+        if algorithm is None and self.local_steps is not None:
+            options["local_steps"] = plain_of(self.local_steps)
         own = isinstance(self.module, nn.Module) or callable(self.module)
         model = None if own else part_of("model", table_of(self.module), "module")
         share = float(self.validation_share)
@@ -367,7 +389,15 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         part = part_of("problem", options, "objective")
         return Experiment(Part("arrays", {}), part, method, model, split, settings), algorithm
 
-    def _algorithm(self, objective: Objective) -> tuple[Part, Algorithm]:
+    def _algorithm(self, objective: Objective) -> tuple[Part, Algorithm | None]:
+        if objective.method == AUTO:
+            own = {"method": self.method, "lr": self.lr, "dual_lr": self.dual_lr}
+            if given := [name for name, value in own.items() if value is not None]:
+                raise ValueError(
+                    f"{given[0]} is given, but objective 'auto' finds it: leave it out, or name "
+                    "an objective such as 'auc'"
+                )
+            return Part(AUTO, {}), None
         lr = objective.lr if self.method is None and self.lr is None else self.lr
         given = {"lr": lr, "dual_lr": self.dual_lr, "local_steps": self.local_steps}
         rates = {name: plain_of(value) for name, value in given.items() if value is not None}

@@ -25,9 +25,10 @@ from fedminimax.metrics import calibration
 from fedminimax.metrics.federated_auc import Histogram
 from fedminimax.types import Algorithm
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, ABOUT = "model.safetensors", "estimator.json"
 SAME = ("threshold_", "operating_point_", "outcome_", "rounds_", "history_", "seed_")
+SAME += ("search_", "model_")
 
 
 def save(model: Any, folder: Path) -> None:
@@ -105,7 +106,7 @@ def _restored(model: Any, weights: dict[str, Tensor]) -> nn.Module:
     if isinstance(model.module, nn.Module):
         made = copy.deepcopy(model.module)
     else:
-        part, count = part_of("model", table_of(model.module), "module"), len(model.classes_)
+        part, count = part_of("model", table_of(model.model_), "module"), len(model.classes_)
         network = CHOICES["model"][part.name](**part.options)
         made = network.build((len(model.inputs_.outputs),), 1 if count == 2 else count)
     dtype = next((t.dtype for t in weights.values() if t.is_floating_point()), None)

@@ -116,6 +116,29 @@ def auc_interval(
     return _logistic(middle - half), _logistic(middle + half)
 
 
+def auc_error(value: float, positives: int, negatives: int) -> float | None:
+    """The standard error of an AUC of which only the numbers of rows are known.
+
+    Hanley and McNeil (Radiology 1982), for scores whose shape is not known:
+
+        var = ( A (1-A) + (n+ - 1) (A/(2-A) - A^2) + (n- - 1) (2 A^2/(1+A) - A^2) ) / (n+ n-)
+
+    None without rows of both classes.
+
+    >>> round(auc_error(0.9, 20, 100), 3)
+    0.046
+    """
+    if min(positives, negatives) < 1:
+        return None
+    square = value * value
+    spread = (
+        value * (1 - value)
+        + (positives - 1) * (value / (2 - value) - square)
+        + (negatives - 1) * (2 * square / (1 + value) - square)
+    )
+    return math.sqrt(max(spread, 0.0) / (positives * negatives))
+
+
 class WorstSite(NamedTuple):
     """The site with the lowest AUC of those with enough rows, and the names of the others."""
 

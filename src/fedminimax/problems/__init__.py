@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedminimax.problems.auc import AUC as AUC
+from fedminimax.problems.auto import Auto as Auto
 from fedminimax.problems.compositional_auc import CompositionalAUC as CompositionalAUC
 from fedminimax.problems.cross_entropy import CrossEntropy as CrossEntropy
 from fedminimax.problems.fair import Fair as Fair
@@ -23,6 +24,7 @@ from fedminimax.types import Problem
 
 PROBLEMS: dict[str, type[Problem]] = {
     "auc": AUC,
+    "auto": Auto,
     "compositional_auc": CompositionalAUC,
     "cross_entropy": CrossEntropy,
     "fair": Fair,

@@ -121,8 +121,11 @@ class BinaryProblem(NetworkProblem):
             return found
         own = {n: r[0].tolist() for n, r in zip(ask.names, ask.each("ranking", *at), strict=True)}
         sites = {name: (r[0] if r[0] >= 0 else None) for name, r in own.items()}
-        worst = worst_site(sites, {n: (int(r[1]), int(r[2])) for n, r in own.items()})
+        counts = {n: (int(r[1]), int(r[2])) for n, r in own.items()}
+        worst = worst_site(sites, counts)
         return found | {
+            "negatives": sum(count[0] for count in counts.values()),
+            "positives": sum(count[1] for count in counts.values()),
             "sites": sites,
             "worst_site": worst.site,
             "worst_site_auc": worst.auc,

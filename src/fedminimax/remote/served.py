@@ -22,9 +22,11 @@ from fedminimax.engine.state.lock import BusyError, locked
 from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.remote.calls import Faults, SiteFailedError, SitesLostError, Transport
 from fedminimax.remote.consortium import Consortium
+from fedminimax.remote.search import search_sites
 from fedminimax.remote.server import SESSION, check_experiment, count_session, run_sites
 from fedminimax.remote.site_file import register_allowed
 from fedminimax.remote.wire import Message
+from fedminimax.tuning.auto import is_auto
 
 REQUEST, BEAT, ENDED, STOP, LOG = "request.json", "beat.json", "ended.json", "stop", "sites.log"
 PINGS = "pings.json"
@@ -177,19 +179,18 @@ def _run(
     if served.stopping():
         return STOPPED
     experiment, faults, names = served.request()
+    calls: dict[str, Any] = {
+        "log": served.log,
+        "on_record": on_record,
+        "on_round": lambda round: state.update(round=round),
+        "interrupted": served.stopping,
+    }
+    asked = (experiment, transport, names, served.path, faults)
     try:
-        run = run_sites(
-            experiment,
-            transport,
-            names,
-            served.path,
-            faults,
-            log=served.log,
-            on_record=on_record,
-            on_round=lambda round: state.update(round=round),
-            interrupted=served.stopping,
-            session=session,
-        )
+        if is_auto(experiment):
+            run = search_sites(*asked, **calls)
+        else:
+            run = run_sites(*asked, **calls, session=session)
     except SitesLostError as error:
         lost = (
             f"{error}. If its sites are at work and need longer than {faults.timeout:g} s for an "

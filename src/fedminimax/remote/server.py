@@ -28,6 +28,7 @@ from fedminimax.remote.setup import (
     set_up,
 )
 from fedminimax.remote.site import SETUP
+from fedminimax.tuning.auto import is_auto, recipes_of
 from fedminimax.types import Cost
 
 SESSION, TRAFFIC = "session.json", "traffic.json"
@@ -41,12 +42,14 @@ def run_sites(
     faults: Faults | None = None,
     log: Callable[[str], None] = print,
     session: int | None = None,
+    called: str | None = None,
     **callbacks: Any,
 ) -> Run:
     """Runs an experiment at sites. A folder that holds an unfinished run of it is gone on with.
 
-    The folder's name is the run's. It holds what that of a simulated run holds, and the set-up. Two
-    servers of one run would undo each other's work: the caller sees to it that there is one.
+    The folder's name is the run's, if it is not `called` otherwise. It holds what that of a
+    simulated run holds, and the set-up. Two servers of one run would undo each other's work: the
+    caller sees to it that there is one.
 
     - names: those of the sites. faults: what is done about one that is away or answers wrongly.
     - log: told, in sentences, of what goes wrong at sites.
@@ -59,7 +62,8 @@ def run_sites(
     place.path.mkdir(parents=True, exist_ok=True)
     session = count_session(place) if session is None else session
     stopping = calls.interrupted or (lambda: False)
-    sites = Sites(transport, tuple(names), place.path.name, faults, log, session, stopping)
+    called = called or place.path.name
+    sites = Sites(transport, tuple(names), called, faults, log, session, stopping)
     setup, cost = _set_up(experiment, sites, place)
     run = Session(
         problem=problem_of(experiment, setup.about),
@@ -96,6 +100,10 @@ def count_session(place: RunFolder) -> int:
 
 def check_experiment(experiment: Experiment, names: Sequence[str], faults: Faults) -> None:
     """Refuses what no run between sites can do, before any of them is asked."""
+    if is_auto(experiment):
+        for recipe in recipes_of(experiment).values():
+            check_experiment(recipe, names, faults)
+        return
     algorithm, run = experiment.make("method"), experiment.run
     name = type(algorithm).__name__
     if algorithm.auxiliary or experiment.split.auxiliary:

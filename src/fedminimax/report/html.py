@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from fedminimax.report import charts, costs, curves, outcome, pieces, quality, site_tables
+from fedminimax.report import charts, costs, curves, outcome, pieces, quality, searches, site_tables
 from fedminimax.report.charts import Chart
 from fedminimax.report.curves import Asks
 from fedminimax.report.page import whole
@@ -30,6 +30,7 @@ def page(groups: Sequence[Group], asks: Asks) -> str:
         site_tables.title(groups): site_tables.section(groups, asks),
         "Probabilities": quality.probabilities(groups, asks),
         "Learning curves": _learning(groups),
+        "Searches": searches.section(groups),
         "What was asked": _settings(groups),
         "Dual variables": _variables(groups),
         "Optimality": _optimality(groups),

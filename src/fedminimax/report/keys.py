@@ -17,6 +17,7 @@ from rich.table import Table
 from fedminimax.blocks.schedules import SCHEDULES, Schedule
 from fedminimax.config import CHOICES, FIXED, NEEDED, described, hints_of, options_of
 from fedminimax.messages import REDUCERS, STAGES
+from fedminimax.problems.auto import AUTO
 
 # What classes leave unsaid because it is the same for all of them.
 SHARED = {
@@ -65,6 +66,7 @@ SHARED = {
     "run.weights": "of clients: equal, or by their rows; the problem's own, when not given",
     "run.precision": "in which networks are trained; dtype, when not given",
     "run.evaluate_clients": "how many clients evaluations ask; all, when not given",
+    "run.monitor": "of validation rows, chooses the best round; the problem's own, when not given",
     "run.start": "the folder of a finished run, with whose network this one begins",
     "data.assets": "how many assets",
     "data.factors": "how many factors move the returns",
@@ -227,12 +229,14 @@ def json_schema() -> dict[str, Any]:
     reducers = [_object("messages", kind, {"name": {"const": n}}) for n, kind in REDUCERS.items()]
     stages["reduce"] = {"anyOf": [{"enum": [*REDUCERS]}, *reducers]}
     properties["messages"] = _closed(stages)
-    needed = [section for section in CHOICES if section != "model"]
+    searched = {"properties": {"problem": {"properties": {"name": {"const": AUTO}}}}}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "An experiment of fedminimax",
         **_closed(properties),
-        "required": needed,
+        "required": ["data", "problem"],
+        "if": searched,
+        "else": {"required": ["method"]},
     }
 
 
