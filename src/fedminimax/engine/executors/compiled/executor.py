@@ -22,15 +22,15 @@ from torch import Tensor
 from fedminimax.blocks.trees import flat, rebuilt
 from fedminimax.engine.device import threads, usable_cores
 from fedminimax.engine.executors.compiled.graphs import (
-    CLOSING,
-    Closing,
+    SERVER_STEP,
     Compiler,
-    Ended,
     Graph,
     Inputs,
+    PhaseEnd,
     Places,
+    ServerInputs,
     Traced,
-    apart,
+    separate,
 )
 from fedminimax.engine.executors.compiled.groups import ALONE, Group, Whole, groups
 from fedminimax.engine.executors.compiled.inductor import inductor
@@ -54,7 +54,7 @@ COMPILED = "compiled: local steps, averaging, server step"  # a part of a run's 
 Shapes = tuple[list[torch.Size], list[torch.dtype]]
 
 
-class Served(NamedTuple):
+class LastGraph(NamedTuple):
     """A span, and the graph that served it."""
 
     phase: Phase
@@ -79,7 +79,7 @@ class Compiled(Executor):
         self._eager = Vectorised(eager_threads)
         self._graphs: dict[tuple, Graph | None] = {}  # None: what could not be compiled
         self._traced: dict[tuple, Traced] = {}
-        self._last: dict[Span, Served] = {}
+        self._last: dict[Span, LastGraph] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -120,7 +120,7 @@ class Compiled(Executor):
                     returned = graph.own(returned) if span.closes else returned
                     state = rebuilt(graph.form, returned)
         assert graph is not None
-        return graph.exchanged(job, state)
+        return graph.result(job, state)
 
     def repeat(self, job: PhaseJob, clocks: Clock) -> PhaseResult | None:
         if job.clock.round.device.type != "cpu" or job.messages.reducer != Mean():
@@ -162,7 +162,7 @@ class Compiled(Executor):
                         given[:moving] = after
                         break
         ended = rebuilt(graph.form, [*graph.own(given[:moving]), torch.stack(flags).all()])
-        return graph.exchanged(job, ended)
+        return graph.result(job, ended)
 
     def _in_groups(self, job: PhaseJob, clocks: Clock, parts: list[Group]) -> PhaseResult | None:
         """Rounds in which clients go through the phase group by group, as many groups at a time as
@@ -180,14 +180,14 @@ class Compiled(Executor):
             graph = self._graph(job, span, own[0], given[0])
             if graph is None or (count > 1 and not graph.keeps(places)):
                 return None
-            grouped = Grouped(graph, places, given, Whole(len(job.cohort)))
+            grouped = GroupRun(graph, places, given, Whole(len(job.cohort)))
             for number, index in enumerate(batches):
                 last, clock = number == count - 1, at(clocks, number)
                 play = partial(grouped.play, _contiguous(server), clock, index, last)
                 with self.part(COMPILED):
                     *average, finite = map(torch.stack, zip(*self._map(play, parts), strict=True))
                 whole = rebuilt(graph.form.average, average)
-                ended = self._closed(job, Closing(server, whole, finite, clock))
+                ended = self._server_step(job, ServerInputs(server, whole, finite, clock))
                 if ended is None:
                     return None
                 server = ended.server
@@ -197,12 +197,12 @@ class Compiled(Executor):
                 if not (last or alike):
                     return None  # the next round is of another kind
         kept = rebuilt(graph.form.kept, grouped.whole.tensors)
-        return graph.exchanged(job, Ended(server, kept, torch.stack(flags).all()))
+        return graph.result(job, PhaseEnd(server, kept, torch.stack(flags).all()))
 
-    def _closed(self, job: PhaseJob, closing: Closing) -> Ended | None:
+    def _server_step(self, job: PhaseJob, closing: ServerInputs) -> PhaseEnd | None:
         """The server's step, after groups."""
         found = _contiguous(closing)
-        graph = self._graph(job, CLOSING, closing, found)
+        graph = self._graph(job, SERVER_STEP, closing, found)
         if graph is None:
             return None
         with self.part(COMPILED):
@@ -230,7 +230,7 @@ class Compiled(Executor):
         return self._pool.map(play, parts)
 
     def _graph(
-        self, job: PhaseJob, span: Span, inputs: Inputs | Closing, given: list[Tensor]
+        self, job: PhaseJob, span: Span, inputs: Inputs | ServerInputs, given: list[Tensor]
     ) -> Graph | None:
         shapes = _shapes(given)
         last, rest = self._last.get(span), (job.problem, job.leave, job.unequal, job.messages)
@@ -242,7 +242,7 @@ class Compiled(Executor):
             with self.part("compiling"):
                 self._graphs[key] = self._try(job, span, inputs, key)
         graph = self._graphs[key]
-        self._last[span] = Served(job.phase, shapes, rest, graph)
+        self._last[span] = LastGraph(job.phase, shapes, rest, graph)
         return graph
 
     def operations(self, job: PhaseJob) -> int:
@@ -256,7 +256,9 @@ class Compiled(Executor):
             self._traced[key] = found = self._trace(job, span, inputs)
         return len(found.module.graph.nodes)
 
-    def _try(self, job: PhaseJob, span: Span, inputs: Inputs | Closing, key: tuple) -> Graph | None:
+    def _try(
+        self, job: PhaseJob, span: Span, inputs: Inputs | ServerInputs, key: tuple
+    ) -> Graph | None:
         if len(self._graphs) >= MOST_KINDS:
             if len(self._graphs) == MOST_KINDS:
                 warnings.warn(
@@ -273,17 +275,17 @@ class Compiled(Executor):
             warnings.warn(not_compiled(error), stacklevel=2)
             return None
 
-    def _make(self, job: PhaseJob, span: Span, inputs: Inputs | Closing, key: tuple) -> Graph:
+    def _make(self, job: PhaseJob, span: Span, inputs: Inputs | ServerInputs, key: tuple) -> Graph:
         found = self._traced.pop(key, None) or self._trace(job, span, inputs)
-        given = apart(inputs._replace(rates=found.rates))
+        given = separate(inputs._replace(rates=found.rates))
         call = code_of(found.module, [given[p] for p in found.used], self._compiler)
         return Graph(call, *found[1:], (job.phase, job.problem))
 
-    def _trace(self, job: PhaseJob, span: Span, inputs: Inputs | Closing) -> Traced:
+    def _trace(self, job: PhaseJob, span: Span, inputs: Inputs | ServerInputs) -> Traced:
         return graph_of(job, span, inputs, partial(self._eager.run, job))
 
 
-class Grouped(NamedTuple):
+class GroupRun(NamedTuple):
     """The groups of a phase, round after round: what clients keep stays with their group, and is
     put together after the last round, while it is in the cache."""
 

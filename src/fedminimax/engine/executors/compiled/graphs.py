@@ -34,7 +34,7 @@ from fedminimax.types import Clock, Phase, Problem, whole
 Compiler = Callable[[GraphModule, list[Tensor]], Call]
 
 
-class Hosted(NamedTuple):
+class AtServer(NamedTuple):
     """What is at the server."""
 
     method: Any
@@ -44,7 +44,7 @@ class Hosted(NamedTuple):
 class Inputs(NamedTuple):
     """All that a graph depends on, except for its shapes."""
 
-    server: Hosted
+    server: AtServer
     state: Any  # what the clients kept, or where they are in the middle of a phase
     source: Source
     first: Tensor  # the number of the first step
@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
             source = source._replace(index=own)
         steps, cohort = job.placed(job.steps), job.placed(job.cohort)
         place = whole(span.first), job.clock
-        server = Hosted(job.server, job.held)
+        server = AtServer(job.server, job.held)
         return Inputs(server, state, source, *place, steps, cohort, job.weights)
 
     def among(self, group: Group) -> Inputs:
@@ -114,20 +114,20 @@ class Places(NamedTuple):
         return dict(zip(places, (batches, *clocks), strict=True))
 
 
-class Closing(NamedTuple):
+class ServerInputs(NamedTuple):
     """All that the server's step depends on, after groups of clients."""
 
-    server: Hosted
+    server: AtServer
     averages: Any  # each group's part of the mean, stacked
     finite: Tensor  # likewise
     clock: Clock
     rates: tuple[Tensor, ...] = ()
 
 
-CLOSING = Span(0, 0, opens=False, closes=True, of_all=False)  # no step of a client's
+SERVER_STEP = Span(0, 0, opens=False, closes=True, of_all=False)  # no step of a client's
 
 
-class Partly(NamedTuple):
+class GroupResult(NamedTuple):
     """What the graph of a group returns."""
 
     average: Any  # its part of the mean
@@ -135,10 +135,10 @@ class Partly(NamedTuple):
     finite: Tensor
 
 
-class Ended(NamedTuple):
+class PhaseEnd(NamedTuple):
     """What the graph that closes a phase returns; any other returns where the clients are."""
 
-    server: Hosted
+    server: AtServer
     kept: Any
     finite: Tensor
 
@@ -159,7 +159,7 @@ class Graph(NamedTuple):
         whole = [*given, *self.rates]
         return self.call([whole[place] for place in self.used])
 
-    def exchanged(self, job: PhaseJob, ended: Ended) -> PhaseResult:
+    def result(self, job: PhaseJob, ended: PhaseEnd) -> PhaseResult:
         """What a phase leaves behind that ends like this."""
         bad = None
         if not bool(ended.finite):
@@ -218,21 +218,21 @@ class Traced(NamedTuple):
     rates: tuple[Tensor, ...]
 
 
-def trace(job: PhaseJob, span: Span, inputs: Inputs | Closing) -> Traced:
+def trace(job: PhaseJob, span: Span, inputs: Inputs | ServerInputs) -> Traced:
     """The operations of a span, as a graph."""
     form: Any = None
     bytes_up = bytes_down = 0
 
     def operations(*tensors: Tensor) -> list[Tensor]:
         nonlocal form, bytes_up, bytes_down
-        given: Inputs | Closing = rebuilt(inputs, list(tensors))
+        given: Inputs | ServerInputs = rebuilt(inputs, list(tensors))
         phase = with_rates(job.phase, given.rates)
         server, held = given.server
         own = replace(job, phase=phase, server=server, held=held, clock=given.clock)
-        if isinstance(given, Closing):
+        if isinstance(given, ServerInputs):
             arrived = tree_map(lambda parts: parts.sum(0), given.averages)
-            new, finite = _closed(own, arrived)
-            form = Ended(new, (), finite & given.finite.all())
+            new, finite = _server_step(own, arrived)
+            form = PhaseEnd(new, (), finite & given.finite.all())
             return _rows(form)
         depth = job.problem.depth
         draws = tuple(given.source.stacked(number, depth) for number in range(span.count))
@@ -241,14 +241,14 @@ def trace(job: PhaseJob, span: Span, inputs: Inputs | Closing) -> Traced:
             arrived, sent = _mean(form.up, given.weights), form.up
             bytes_up, bytes_down = own.messages.bytes(arrived), bytes_of(own.down)
             if not span.of_all:
-                form = Partly(arrived, form.kept, _finite(arrived, form.kept, known=sent))
+                form = GroupResult(arrived, form.kept, _finite(arrived, form.kept, known=sent))
                 return _rows(form)
-            new, finite = _closed(own, arrived, form.kept, known=sent)
-            form = Ended(new, form.kept, finite)
+            new, finite = _server_step(own, arrived, form.kept, known=sent)
+            form = PhaseEnd(new, form.kept, finite)
         return _rows(form)
 
     # What writes into a tensor becomes an operation that makes a new one.
-    module = make_fx(functionalize(operations))(*apart(inputs))
+    module = make_fx(functionalize(operations))(*separate(inputs))
     module.graph.eliminate_dead_code()
     places = enumerate(node for node in module.graph.nodes if node.op == "placeholder")
     used, idle = [], []
@@ -261,11 +261,13 @@ def trace(job: PhaseJob, span: Span, inputs: Inputs | Closing) -> Traced:
     return Traced(module, tuple(p for p, _ in used), form, bytes_up, bytes_down, inputs.rates)
 
 
-def _closed(job: PhaseJob, arrived: Any, *values: Any, known: Any = ()) -> tuple[Hosted, Tensor]:
+def _server_step(
+    job: PhaseJob, arrived: Any, *values: Any, known: Any = ()
+) -> tuple[AtServer, Tensor]:
     """The server's part of a phase, and whether all is finite."""
     average, held = job.messages.at_server(job.held, job.down, arrived, job.clock)
     server = job.phase.aggregate(job.problem, job.server, average, job.clock)
-    return Hosted(server, held), _finite(arrived, average, server, *values, known=known)
+    return AtServer(server, held), _finite(arrived, average, server, *values, known=known)
 
 
 def _mean(up: Any, weights: Tensor) -> Any:
@@ -286,7 +288,7 @@ def _rows(form: Any) -> list[Tensor]:
     return [v.contiguous() for v in flat(form)]
 
 
-def apart(inputs: Inputs | Closing) -> list[Tensor]:
+def separate(inputs: Inputs | ServerInputs) -> list[Tensor]:
     """Each input as a tensor of its own: what is one object would be traced as one input, also
     where a later round has two."""
     return [v.contiguous().detach() for v in flat(inputs)]

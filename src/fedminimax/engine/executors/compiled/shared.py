@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from fedminimax.blocks.schedules import Schedule
 from fedminimax.blocks.trees import flat
 from fedminimax.engine.executors.compiled import graphs
-from fedminimax.engine.executors.compiled.graphs import Closing, Compiler, Inputs, Traced
+from fedminimax.engine.executors.compiled.graphs import Compiler, Inputs, ServerInputs, Traced
 from fedminimax.engine.executors.compiled.rates import HOOKS, numbers_of, owner_of, rates_of
 from fedminimax.engine.executors.vectorised import Span
 from fedminimax.engine.job import PhaseJob, hook_key
@@ -45,7 +45,7 @@ def code_of(module: GraphModule, given: list[Tensor], compiler: Compiler) -> Cal
 
 
 def graph_of(
-    job: PhaseJob, span: Span, inputs: Inputs | Closing, examine: Callable[[], Any]
+    job: PhaseJob, span: Span, inputs: Inputs | ServerInputs, examine: Callable[[], Any]
 ) -> Traced:
     """The span's graph, perhaps as another run in this process has traced it. `examine` is to say
     what is wrong with the clients' own work, if there is something."""
