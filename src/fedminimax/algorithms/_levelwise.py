@@ -60,32 +60,50 @@ class Exchange(NamedTuple):
 
 
 def level_by_level(
-    method: Algorithm, exchanges: Sequence[Exchange], point: Phase, client: type
+    method: Any,
+    round: int,
+    exchanges: Callable[[int], Sequence[Exchange]],
+    client: type,
+    gradients: int = 1,
 ) -> tuple[Phase, ...]:
     """The phases of a round.
 
-    - exchanges: those of the sweeps. All see the same batches. Each sends down the means of the one
-      before it, the first the server's point, by the hooks of `point`.
-    - point: the phase of the local iterations, which sends up where clients move; its `broadcast`
-      and `receive` are those of round 0.
-    - client: the type of a client's state, of which all fields are kept or carried.
+    Arguments:
+        method: has `broadcast_point` and `receive_point` for the server's point on its way down,
+            and `send_moved` and `aggregate_moved` for the clients' moves on their way up.
+        round: in round 0 there are no sweeps.
+        exchanges: from the depth to those of the sweeps. All see the same batches. Each sends down
+            the means of the one before it, the first the server's point.
+        client: the type of a client's state, of which all fields are kept or carried.
+        gradients: of a local iteration.
+
+    Returns the sweeps, and then the local iterations with the move.
     """
-    down: dict[str, Any] = {"broadcast": point.broadcast, "receive": point.receive}
+    down: dict[str, Any] = {"broadcast": method.broadcast_point, "receive": method.receive_point}
     phases: list[Phase] = []
-    for number, (parts, local_step, gradients) in enumerate(exchanges):
+    for number, (parts, local_step, level_gradients) in enumerate(
+        exchanges(method.known_depth) if round else ()
+    ):
         phases.append(
             method.phase(
                 local_step=local_step,
                 send=partial(_send, parts),
                 aggregate=partial(_aggregate, parts),
                 steps=1,
-                gradients=gradients,
+                gradients=level_gradients,
                 draw="same" if number else "fresh",
                 **down,
             )
         )
         down = {"broadcast": partial(_means, parts), "receive": partial(_receive, parts, client)}
-    return *phases, point._replace(**down)
+    last = method.phase(
+        steps=method.local_steps - 1,
+        gradients=gradients,
+        send=method.send_moved,
+        aggregate=method.aggregate_moved,
+        **down,
+    )
+    return *phases, last
 
 
 def unknown(start: Point, count: int) -> tuple[Tensor, ...]:

@@ -66,24 +66,16 @@ class LevelwiseDRSCGD(OfDepth, FedDRSCGD):
         return Server(x=start.x, y=start.y, inner=inner, momentum=momentum)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        point = self.phase(
-            broadcast=self.broadcast_point,
-            receive=self.receive_point,
-            steps=self.local_steps - 1,
-            gradients=2,
-            send=self.send_moved,
-            aggregate=self.aggregate_moved,
-        )
-        if round == 0:
-            return (point,)
-        K = self.known_depth
+        return level_by_level(self, round, self.exchanges, Client, gradients=2)
+
+    def exchanges(self, K: int) -> tuple[Exchange, ...]:
+        """What is averaged before the next is computed from it, in order."""
         up, down = range(1, K), range(K - 1, 0, -1)
-        exchanges = (
+        return (
             *(Exchange((Part("inner", k),), partial(track_value, self, k)) for k in up),
             Exchange((Part("momentum", K),), self.track_slope, gradients=2),
             *(Exchange((Part("momentum", k),), partial(track_pull, self, k)) for k in down),
         )
-        return level_by_level(self, exchanges, point, Client)
 
     def receive_point(self, down: Point, client: Any, clock: Clock) -> Any:
         """The server's point is the client's new one."""

@@ -80,23 +80,16 @@ class LevelwiseSCGDM(OfDepth, LocalSCGDM):
         )
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        point = self.phase(
-            broadcast=self.broadcast_point,
-            receive=self.receive_point,
-            steps=self.local_steps - 1,
-            send=self.send_moved,
-            aggregate=self.aggregate_moved,
-        )
-        if round == 0:
-            return (point,)
-        K = self.known_depth
+        return level_by_level(self, round, self.exchanges, Client)
+
+    def exchanges(self, K: int) -> tuple[Exchange, ...]:
+        """What is averaged before the next is computed from it, in order."""
         up, down = range(1, K), range(K - 1, 0, -1)
-        exchanges = (
+        return (
             *(Exchange((Part("inner", k),), partial(average_value, self, k)) for k in up),
             Exchange((slope_in(K - 1),), self.average_slope, gradients=1),
             *(Exchange((slope_in(k - 1),), partial(pull_slope, self, k)) for k in down),
         )
-        return level_by_level(self, exchanges, point, Client)
 
     def receive_point(self, down: Point, client: Any, clock: Clock) -> Any:
         return Client(
