@@ -78,7 +78,7 @@ def has_network(row: Row) -> bool:
 
 # The rows with a distance to reach are long, and otherwise like the others.
 every_row = rows_with(lambda row: row.distance is None, others_slow=True)
-far_rows = rows_with(lambda row: row.distance is not None)
+far_rows = rows_with(lambda row: row.distance is not None, others_slow=True)
 codasca_rows = rows_with(lambda row: isinstance(row.algorithm, Codasca) and row.distance is None)
 SHORT = 3  # rounds: one more than the short stages have
 

@@ -127,6 +127,7 @@ def test_other_threads_have_python_while_rounds_follow_each_other(summing):
     assert count > 1_000
 
 
+@pytest.mark.slow
 def test_code_that_asks_for_more_than_its_inputs_is_not_called_in_a_row():
     held = torch.linspace(0.0, 1.0, 100, dtype=torch.float64)  # too many to stand in the code
     rows, total = ROWS.repeat(1, 50), torch.zeros(100, dtype=torch.float64)

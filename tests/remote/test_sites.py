@@ -18,7 +18,6 @@ from deployment import (
     deployed,
     experiment,
     in_process,
-    simulated,
     simulated_without,
     site_file,
     write_site,
@@ -57,7 +56,11 @@ from fedminimax.remote.wire import Message
 from fedminimax.remote.worker import Worker
 from fedminimax.types import Cost, batch_of
 
-reference = cache(lambda name: simulated(EXPERIMENTS[name]))
+simulation = cache(lambda name: run_experiment(EXPERIMENTS[name]))
+
+
+def reference(name):
+    return simulation(name).point
 
 
 class Killed(BaseException):
@@ -69,7 +72,7 @@ def test_sites_compute_what_the_simulator_does(name, tmp_path):
     run = deployed(EXPERIMENTS[name], in_process(EXPERIMENTS[name], tmp_path), tmp_path)
     assert run.outcome == "finished"
     assert_same(run.point, reference(name))
-    expected = run_experiment(EXPERIMENTS[name]).history[-1]
+    expected = simulation(name).history[-1]
     spent = ("gradients", "rows", "bytes_up", "bytes_down", "exchanges")
     assert [run.history[-1][n] for n in spent] == [expected[n] for n in spent]
 
@@ -77,7 +80,7 @@ def test_sites_compute_what_the_simulator_does(name, tmp_path):
 def test_measures_are_those_of_the_simulator_without_what_only_it_sees(tmp_path):
     which = EXPERIMENTS["codasca"]
     run = deployed(which, in_process(which, tmp_path), tmp_path)
-    expected = run_experiment(which).history[-1]["test"]
+    expected = simulation("codasca").history[-1]["test"]
     found = run.history[-1]["test"]
     assert set(expected) - set(found) == {"auc_weighted", "auc_interval"}
     assert abs(found["auprc"] - expected["auprc"]) <= found["auprc_bound"] + 1e-12
