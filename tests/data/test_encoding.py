@@ -172,6 +172,14 @@ def test_rare_codes_are_one_and_missing_values_are_marked():
     np.testing.assert_allclose(encoder.transform(ward_rows())[:, :4].mean(0), 0, atol=1e-12)
 
 
+def test_a_mark_of_missing_values_needs_as_many_rows_as_a_code():
+    values = np.arange(100.0)[:, None]
+    for missing, marked in ((9, False), (10, True)):
+        values[:missing] = np.nan
+        (part,) = fit(Schema((Column("age"),), "label"), summed([values])).parts
+        assert part.missing is marked
+
+
 def test_without_rare_codes_one_that_was_never_seen_counts_as_missing():
     encoder = fit(WARD, summed([ward_rows()]), bins=2, rare=2)
     assert encoder.outputs[:5] == ("ward=a", "ward=b", "ward=c", "ward=d", "ward: missing")
