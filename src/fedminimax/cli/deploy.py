@@ -17,6 +17,7 @@ from fedminimax.cli.common import tell_note
 from fedminimax.cli.web import served as served_page
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.engine.state.folder import RunFolder
+from fedminimax.privacy.accountant import epsilon_of
 from fedminimax.remote.calls import Faults
 from fedminimax.remote.consortium import (
     FOLDER,
@@ -32,12 +33,14 @@ from fedminimax.remote.consortium import (
 )
 from fedminimax.remote.flare.processes import Supervisor, keep_server, keep_site
 from fedminimax.remote.flower.runs import write_app
+from fedminimax.remote.ledger import Ledger
 from fedminimax.remote.measure import measure
 from fedminimax.remote.rows import PartOfTables, holding
 from fedminimax.remote.served import REQUEST, Served, line_of
 from fedminimax.remote.site import RUN_NAME
 from fedminimax.remote.site_file import SiteFile, register, register_allowed
 from fedminimax.report.live import Going
+from fedminimax.report.tables import privacy_text
 
 PLAIN = (
     "the links of this consortium are NOT encrypted: anybody on the network can read and change "
@@ -109,6 +112,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fedminimax deploy stop consortium/ heart_codasca",
     )  # fmt: skip
     command.add_argument("name", help="of the run")
+
+    command = _action(
+        actions, "ledger", _ledger, "at a site: what its rows have spent of their privacy",
+        "fedminimax deploy ledger va/",
+    )  # fmt: skip
+    command.add_argument(
+        "--confirm", metavar="REASON", help="go on with a ledger that was damaged, and say why"
+    )
 
     _action(
         actions, "measure", _measure, "seconds and bytes of a round, with a consortium made here",
@@ -317,6 +328,21 @@ def _watch(options: argparse.Namespace) -> int:
     with served_page(f"Runs of {options.folder.resolve().name}", look) as address:
         print(f"watch them at {address}\nCtrl-C ends it; the runs go on", flush=True)
         over.wait()
+    return 0
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    site, ledger = SiteFile.read(options.folder), Ledger(options.folder)
+    if options.confirm:
+        ledger.confirm(options.confirm)
+        print(f"the ledger goes on: {options.confirm}")
+    limits, found = site.limits, ledger.spent()
+    for own in found:
+        spent = privacy_text({"epsilon": epsilon_of(own.mu2, limits.delta), "delta": limits.delta})
+        most = "no limit" if limits.epsilon is None else f"limit epsilon {limits.epsilon:g}"
+        print(f"{own.data or '(no rows)'}: {spent}; {most}; {own.runs} runs, {own.calls} calls")
+    if not found:
+        print("nothing was released yet")
     return 0
 
 

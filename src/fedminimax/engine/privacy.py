@@ -32,7 +32,7 @@ from fedminimax.privacy.noise import Noise, Without
 from fedminimax.privacy.settings import Privacy
 from fedminimax.problems.private import Oracle, Private
 from fedminimax.random import key
-from fedminimax.types import Algorithm, Clock, Cost, Problem
+from fedminimax.types import Algorithm, Clock, Cost, Point, Problem
 
 SPENT = "the privacy budget is spent"
 FOR_QUESTIONS = 0.05  # of the budget, if training rows are asked before round 0
@@ -181,31 +181,33 @@ def count_releases(
         oracle=watching,
     )
     executor, store = _Counting(watching, problem.depth), Store(dry.algorithm.keep)
-    server = dry.algorithm.init_server(problem, problem.start())
+    dtype = next((c.dtype for c in rows if c.is_floating_point()), torch.get_default_dtype())
+    start = Point(*(v.to(dtype) for v in problem.start()))
+    server = dry.algorithm.init_server(problem, start)
     state = State(round=0, iteration=0, server=server, cost=Cost())
     made: list[np.ndarray] = []
     whole, ends = [0], [0]
     for round in range(rounds):
         state = _counted_round(federation, dry, state._replace(round=round), store, executor)
         all_rows = sum(executor.first) if round == 0 else 0
-        start = drawn = 0
+        begun = drawn = 0
         batches: dict[int, np.ndarray] = {}
         for number, phase in enumerate(federation.algorithm.phases(round)):
             each = executor.limits[kind_of_phase(number, phase)]
             _, own = federation.clock(round, number, phase, federation.everyone, 0)
             steps = int(own.max())
             if phase.draw == "fresh":
-                start, drawn = start + drawn, 0
+                begun, drawn = begun + drawn, 0
             if phase.data == "whole":
                 all_rows += steps * sum(each)
                 continue
             drawn = max(drawn, steps)
-            for step in range(start, start + steps):
+            for step in range(begun, begun + steps):
                 batches[step] = batches.get(step, 0) + np.array(each)
         nothing = np.zeros(problem.depth, dtype=np.int64)
-        made += [batches.get(step, nothing) for step in range(start + drawn)]
+        made += [batches.get(step, nothing) for step in range(begun + drawn)]
         whole.append(whole[-1] + all_rows)
-        ends.append(ends[-1] + start + drawn)
+        ends.append(ends[-1] + begun + drawn)
     stacked = np.array(made, dtype=np.int64).reshape(-1, problem.depth).T
     limits = {**executor.limits, FIRST: executor.first}
     return Counted(stacked, np.array(whole), np.array(ends), limits)

@@ -122,11 +122,12 @@ class SiteBackend(Backend):
         columns: Columns,
         prepared: Callable[[], tuple[Problem, Cost]],
         set_up: Message,
+        asked_rows: bool = False,
     ):
         """`columns` are those of the sites' rows. `prepared` gives the problem as the sites have
         set it up, and what that cost; `set_up` is the message by which each site learns it."""
         self.sites, self.columns = sites, columns
-        self._prepared, self._set_up = prepared, set_up
+        self._prepared, self._set_up, self.asked_rows = prepared, set_up, asked_rows
         self._template: ReplyTemplate | None = None
 
     def executor(self, name: str, threads: int | None, rounds: int) -> Executor:

@@ -71,6 +71,7 @@ def run_sites(
         clients=absent_clients(experiment, setup.about),
         settings=_settings(experiment),
         messages=experiment.messages,
+        privacy=experiment.privacy,
         folder=folder,
         resume=True,
         backend=SiteBackend(
@@ -78,6 +79,7 @@ def run_sites(
             columns=setup.about["columns"],
             prepared=lambda: (prepared(experiment, setup), cost),
             set_up=setup.message,
+            asked_rows=bool(setup.about["record"]),
         ),
         callbacks=calls,
     ).run()
@@ -127,9 +129,10 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
             f"[run] {ignored} is {getattr(run, ignored)!r}, but sites compute on the processor, in "
             "the precision of dtype: leave it out, or simulate"
         )
-    if experiment.privacy.by_record:
+    if experiment.privacy.by_record and faults.policy == "skip":
         raise ConfigError(
-            '[privacy] level "record" is for simulations: sites do not add noise of their own yet'
+            '[privacy] level "record": with policy "skip" a round is played again, and spends '
+            'again at the sites that are there: use "wait" or "fail"'
         )
     if experiment.split.sites:
         raise ConfigError(

@@ -19,7 +19,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.data.encoding import Encoder
 from fedminimax.data.prepare import inputs_table, scaled
 from fedminimax.data.sites import Schema
-from fedminimax.data.statistics import Standardiser, fit_sums
+from fedminimax.data.statistics import Standardiser, fit_sums, ranged
 from fedminimax.experiment import SPLITS, batches, make_problem
 from fedminimax.remote.backend import SiteQuery, zero_rows
 from fedminimax.remote.calls import Check, Sites
@@ -196,7 +196,10 @@ def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
 def _standardiser(
     experiment: Experiment, schema: Schema, sites: Sites, about: Table, counted: dict[str, int]
 ) -> Standardiser:
-    """From two sums of moments; `counted` is told the rows that each site's are of."""
+    """From public ranges, or from two sums of moments; `counted` is told the rows that each site's
+    are of."""
+    if experiment.split.ranges:
+        return ranged(schema, experiment.split.ranges)
     columns = schema.features
     form = {"moments": torch.zeros(3, len(columns), dtype=torch.float64)}
 

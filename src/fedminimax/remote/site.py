@@ -21,6 +21,8 @@ from fedminimax.engine.state.lock import BusyError, locked
 from fedminimax.experiment import SPLITS, batches
 from fedminimax.problems.check_levels import check_levels
 from fedminimax.problems.network_problem import NetworkProblem
+from fedminimax.remote.ledger import Ledger
+from fedminimax.remote.private import SitePrivacy, check_promise
 from fedminimax.remote.rows import (
     Rows,
     digest_of,
@@ -108,6 +110,11 @@ class Site:
             limits = {"version": __version__, "least_per_bin": self.file.limits.least_per_bin}
             return Message({**told, **limits, "outline": self._held.outline()}, {})
         found = self._split(about["setup"], experiment)
+        if kind in ("moments", "counts") and experiment.privacy.by_record:
+            raise SiteError(
+                "sums over training rows have no noise: give the public ranges of the columns, "
+                "[split] ranges, and no bins"
+            )
         if kind == "moments":
             centre = message.vectors["centre"].numpy() if message.vectors else None
             own = told_moments(found, centre, self.file.limits.least_rows)
@@ -139,6 +146,7 @@ class Site:
         known = {**data, "name": data.get("name", "folder")}
         experiment = received_experiment(setup["experiment"], known)
         self._check_round(experiment.run.rounds - 1)
+        check_promise(experiment, self.file.limits.epsilon)
         asked = self.file.messages
         if asked is not None and experiment.messages != asked:
             raise SiteError(
@@ -232,7 +240,16 @@ class Site:
             number=self._number(setup),
             federation=federation,
             folder=self._folder(run),
+            private=self._private(experiment, setup),
         )
+
+    def _private(self, experiment: Experiment, setup: Table) -> SitePrivacy | None:
+        if not experiment.privacy.by_record:
+            return None
+        data, asked = self.file.data, bool(setup.get("record", True))
+        named = str(data.get("path") or data.get("name"))
+        ledger, limit = Ledger(self.file.folder), self.file.limits.spendable
+        return SitePrivacy(experiment, named, ledger, limit, asked)
 
     def _folder(self, run: str) -> Path:
         return self.file.folder / "runs" / run

@@ -18,6 +18,7 @@ from fedminimax.config import (
     suggest,
 )
 from fedminimax.messages import Messages
+from fedminimax.privacy.accountant import mu2_of
 
 FILE, ALLOW_FILE = "site.toml", "allow.toml"
 EXAMPLE = """\
@@ -32,6 +33,8 @@ label = "disease"          # its name, of which the part with this site's name i
 least_per_bin = 5          # the fewest rows that this site counts in a bin of a score histogram
 least_rows = 10            # the fewest rows of a split of which it tells anything
 rounds = 10000             # the most rounds of a run
+# epsilon = 10.0           # what these rows may spend of privacy over all runs; others are refused
+# delta = 1e-5
 
 # [messages]               # how its messages must be sent, if it insists: an experiment with other
 # clip = 1.0               # stages or another reducer is refused
@@ -46,6 +49,13 @@ class Limits:
     least_per_bin: int = 5
     least_rows: int = 10
     rounds: int = 10_000
+    epsilon: float | None = None  # over all runs; None: counted, and not limited
+    delta: float = 1e-5
+
+    @property
+    def spendable(self) -> float | None:
+        """The limit as a sum of 1 / noise^2, as the ledger counts."""
+        return None if self.epsilon is None else mu2_of(self.epsilon, self.delta)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from torch import Tensor
 from fedminimax.blocks.trees import built, form_of, leaves
 from fedminimax.engine.executors.debug import run_client
 from fedminimax.engine.job import PhaseJob, keeping, kept_type, stack
-from fedminimax.engine.round import Federation, init_new_clients, with_message_state
+from fedminimax.engine.round import Federation, guarded, init_new_clients, with_message_state
 from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.lock import locked
 from fedminimax.engine.state.store import Store
+from fedminimax.remote.private import SitePrivacy
 from fedminimax.remote.wire import DIGEST, Message, in_order, numbered
 from fedminimax.types import Clock, Phase
 
@@ -113,9 +114,17 @@ class States:
 class Worker:
     """A site at work in one run. `federation` has the rows of this site alone, at its number."""
 
-    def __init__(self, run: str, name: str, number: int, federation: Federation, folder: Path):
+    def __init__(
+        self,
+        run: str,
+        name: str,
+        number: int,
+        federation: Federation,
+        folder: Path,
+        private: SitePrivacy | None = None,
+    ):
         self.run, self.name, self.number = run, name, number
-        self.federation = federation
+        self.federation, self.private = federation, private
         self.states = States(folder)
 
     def phase(self, message: Message) -> Message:
@@ -146,6 +155,9 @@ class Worker:
         batch = self.federation.clients.splits[split].batch(self.number)
         with torch.no_grad():
             found = self.federation.problem.answer(question, in_order(message.vectors), batch)
+        if self.private is not None and split == "train":
+            rows = len(batch.weight)
+            found = self.private.answer(question, found, rows, self.run, message.digest())
         return Message(self._about("ask") | {"question": question}, numbered(found))
 
     def _about(self, kind: str) -> dict[str, Any]:
@@ -176,6 +188,13 @@ class Worker:
         if before is not None:
             kept = keeping(kept_type(algorithm.keep), before.kept)
             store = Store(algorithm.keep, {self.number: kept})
+        iteration = int(about["clock"]["iteration"])
+        _, steps = federation.clock(key.round, key.phase, phase, cohort, iteration)
+        if self.private is not None:
+            begun, new = (iteration, int(steps.max())), len(store.missing(cohort)) > 0
+            federation = self.private.charged(
+                federation, self.number, self.run, key, phases[key.phase], begun, new
+            )
         init_new_clients(federation, store, cohort, phase, None, clock)
         kept = store.load(cohort)
         if key.phase > 0 and phase.cohort == "same":
@@ -184,8 +203,6 @@ class Worker:
             kept = stack([before.kept])
         last = key.phase == len(phases) - 1
         leave = kept_type(algorithm.keep if last else algorithm.keep + algorithm.carry)
-        iteration = about["clock"]["iteration"]
-        _, steps = federation.clock(key.round, key.phase, phase, cohort, iteration)
         draws = federation.draws(phase, cohort, iteration, int(steps.max()))
         job = PhaseJob(
             problem=federation.problem,
@@ -200,6 +217,7 @@ class Worker:
             weights=torch.ones(1, dtype=torch.float64),
             messages=federation.messages,
         )
+        job = guarded(federation, job)
         stages = {} if before is None else dict(before.stages)
         first = federation.initial_state(job) if federation.messages.keeps else None
         if first is not None:
