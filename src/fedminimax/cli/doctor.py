@@ -30,6 +30,7 @@ EXTRAS = {
     "plots": "figures of comparisons and reports",
     "tracking": "report --tensorboard and --mlflow",
     "tune": "tune: the search over rates",
+    "privacy": "[privacy]: epsilon of releases on secret samples",
     "nvflare": "deploy: runs between sites with NVIDIA FLARE",
     "flower": "deploy: runs between sites with Flower",
 }
