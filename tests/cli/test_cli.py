@@ -133,8 +133,9 @@ def test_a_run_tells_of_its_rounds_and_where_it_is(home, run):
     for line, record in zip(rounds, history, strict=True):
         assert f"validation auc {record['validation']['auc']:.4g}" in line
     last = history[-1]
-    assert lines[-4].startswith("finished; validation auc ")
-    assert f"test auc {last['test']['auc']:.4g}" in lines[-4]
+    assert lines[-5].startswith("finished; validation auc ")
+    assert f"test auc {last['test']['auc']:.4g}" in lines[-5]
+    assert lines[-4] == f"AUPRC {last['test']['auprc']:.4g}, on the same rows"
     low, high = last["test"]["auc_interval"]
     assert f"{low:.3f} to {high:.3f}; worst site " in lines[-3]
     assert f"{last['exchanges']} exchanges, {last['gradients']} gradients" in lines[-2]
@@ -505,7 +506,7 @@ def test_alone_it_shows_a_short_help(run):
 
 def test_every_command_is_a_module_and_every_module_a_command(capsys):
     modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
-    assert modules == {*cli.COMMANDS, "common", "__init__"}
+    assert modules == {*cli.COMMANDS, "common", "web", "__init__"}
     for name in cli.COMMANDS:
         with pytest.raises(SystemExit) as ended:
             cli.main([name, "--help"])

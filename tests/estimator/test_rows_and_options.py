@@ -12,7 +12,12 @@ from scipy.sparse import csr_matrix
 import fedminimax as fm
 from fedminimax import FederatedClassifier
 
-QUICK: dict[str, Any] = {"rounds": 6, "module": "linear", "executor": "vectorised"}
+QUICK: dict[str, Any] = {
+    "objective": "auc",
+    "rounds": 6,
+    "module": "linear",
+    "executor": "vectorised",
+}
 GridSearchCV: Any = sklearn.model_selection.GridSearchCV
 clone: Any = sklearn.base.clone
 
@@ -84,7 +89,7 @@ def test_options_within_an_argument():
     assert model.objective == {"name": "auc", "form": "margin"}
     assert model.get_params()["method__proximal"] == 0.01
     assert clone(model).method == model.method
-    own = FederatedClassifier(method=fm.Codasca(lr=0.1))
+    own = FederatedClassifier("auc", method=fm.Codasca(lr=0.1))
     assert own.get_params()["method__lr"] == 0.1
     assert own.set_params(method__lr=0.2).method == fm.Codasca(lr=0.2)
     with pytest.raises(ValueError, match="method has no option 'lrr'; its options are lr, "):

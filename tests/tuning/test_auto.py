@@ -213,7 +213,7 @@ def test_what_cannot_be_searched_is_refused():
         recipes_of(private)
     assert "auc" not in recipes_of(asked(cohort=2))  # CODASCA needs all clients
     with pytest.raises(ValueError, match="lr is given, but objective 'auto' finds it"):
-        FederatedClassifier(lr=0.1).fit([[0.0], [1.0]] * 20, [0, 1] * 20)
+        FederatedClassifier(lr=0.1).fit([[0.0], [1.0]] * 20, [0, 1] * 20, sites=[0, 0, 1, 1] * 10)
 
 
 def test_the_command_searches_goes_on_and_predicts(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ import fedminimax
 from fedminimax.cli.common import Stopped
 
 COMMANDS = {
-    "demo": "two sets of sites train one classifier each; tables and pictures at the end",
+    "demo": "train a classifier over the sites of two sets, and show it",
     "init": "look at your tables, and write an experiment file for them",
     "run": "run an experiment from a TOML file",
     "tune": "search for better rates, on validation rows",

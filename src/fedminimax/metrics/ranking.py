@@ -126,7 +126,7 @@ def auc_error(value: float, positives: int, negatives: int) -> float | None:
     None without rows of both classes.
 
     >>> round(auc_error(0.9, 20, 100), 3)
-    0.046
+    0.047
     """
     if min(positives, negatives) < 1:
         return None

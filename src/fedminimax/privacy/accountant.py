@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.special import log_ndtr
+import torch
 
 MOST_EPSILON = 1e6  # beyond it nothing is promised
 
@@ -25,10 +25,15 @@ def delta_of(mu: float, epsilon: float) -> float:
     """
     if mu <= 0:
         return 0.0
-    near = log_ndtr(mu / 2 - epsilon / mu)
-    far = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+    near = _log_normal(mu / 2 - epsilon / mu)
+    far = epsilon + _log_normal(-mu / 2 - epsilon / mu)
     # The difference of two exponentials, without overflow and without cancellation at the start.
     return float(-math.exp(near) * math.expm1(min(far - near, 0.0)))
+
+
+def _log_normal(value: float) -> float:
+    """The logarithm of the normal distribution function."""
+    return float(torch.special.log_ndtr(torch.tensor(value, dtype=torch.float64)))
 
 
 def epsilon_of(mu2: float, delta: float) -> float:
