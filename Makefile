@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of processes: none of them compiles what another has.
+export PYTHONDONTWRITEBYTECODE :=
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.tested
 DEPLOYED := tests/remote/test_flare.py tests/remote/test_flower.py tests/docs/test_deploying_page.py

@@ -1022,6 +1022,7 @@ def test_a_terminal_has_a_bar_and_its_cursor_back(home, run, capsys, monkeypatch
 # demo
 
 
+@pytest.mark.slow
 def test_the_demonstration_prints_what_it_computed(home, run, monkeypatch):
     monkeypatch.setattr(demo, "ROUNDS", 2)
     monkeypatch.setenv("COLUMNS", "200")  # no cell is folded

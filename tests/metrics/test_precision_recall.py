@@ -19,7 +19,7 @@ def test_the_bound_is_reached_by_some_order_and_ties(counts):
     value, bound = auprc_from_counts(counts, [0.5]) or (0.0, 0.0)
     labels = [label for b in (0, 1) for label in (0, 1) for _ in range(int(counts[label, b]))]
     bins = [b for b in (0, 1) for label in (0, 1) for _ in range(int(counts[label, b]))]
-    places = [[b + step / 10 for step in range(4)] for b in bins]
+    places = [[b + step / 10 for step in range(bins.count(b))] for b in bins]
     exact = [average_precision_score(labels, scores) for scores in itertools.product(*places)]
     assert min(exact) == pytest.approx(value - bound)
     assert max(exact) == pytest.approx(value + bound)

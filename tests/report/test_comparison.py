@@ -86,6 +86,7 @@ def test_processes_share_the_cores_that_there_are(own, parts, shares, monkeypatc
     assert [device.share_of_cores(number, parts) for number in range(parts)] == shares
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_runs_at_the_same_time_are_the_same_runs_each_on_cores_of_its_own(file, tmp_path):
     file.write_text(FILE.replace('"vectorised"', '"threads"').replace("[1.0, 5.0]", "[5.0]"))

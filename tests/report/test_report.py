@@ -679,6 +679,7 @@ def test_names_of_many_lines_do_not_cover_the_chart(tmp_path):
     assert names.x1 <= figure.get_tightbbox().x1 * figure.dpi
 
 
+@pytest.mark.slow
 def test_figures_are_written(home, report, tmp_path):
     pytest.importorskip("matplotlib")
     page, said = report("auc-0", "auc-1", "average", more=("--figures", tmp_path / "figures"))

@@ -619,6 +619,7 @@ def test_no_verdict_of_the_documents_rests_on_fewer_than_three_seeds():
         assert int(seeds[1]) >= 3, judged
 
 
+@pytest.mark.slow
 def test_the_pages_of_the_documents_are_made_of_the_records_without_data(
     tmp_path, capsys, monkeypatch
 ):
