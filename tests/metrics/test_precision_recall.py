@@ -11,10 +11,10 @@ from fedminimax.metrics.precision_recall import auprc_from_counts, precision_rec
 
 
 @pytest.mark.parametrize(
-    "counts", [[[2, 1], [0, 2]], [[1, 2], [2, 1]], [[0, 3], [1, 2]], [[2, 2], [2, 0]]]
+    "counts", [[[2, 1], [0, 2]], [[1, 1], [1, 1]], [[0, 2], [1, 2]], [[1, 2], [2, 0]]]
 )
 def test_the_bound_is_reached_by_some_order_and_ties(counts):
-    """All weak orders of at most four rows in each of two bins."""
+    """All weak orders of the rows in each of two bins."""
     counts = np.array(counts, float)
     value, bound = auprc_from_counts(counts, [0.5]) or (0.0, 0.0)
     labels = [label for b in (0, 1) for label in (0, 1) for _ in range(int(counts[label, b]))]
