@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedminimax.config import ConfigError, Experiment, Table, changed, options_for
+from fedminimax.data.arrays import reading_of
 from fedminimax.data.folder import Reading
 from fedminimax.data.prepare import split_sites
 from fedminimax.data.sites import DataError
@@ -134,7 +135,7 @@ def _filled(each: Set, contents: Contents, record: Table, file: Path) -> Iterato
             if f"{row.name}/{split}" in record["units"]:
                 continue
             if reading is None:
-                reading = asked(each, row, budget, split).make("data").read()
+                reading = read_set(asked(each, row, budget, split).make("data"))
                 if _too_common(each, reading):
                     return
                 record["rows"] = _described(reading)
@@ -171,6 +172,16 @@ def asked(each: Set, row: Row, budget: Budget, split: int, rate: str | None = No
     if each.share is not None:
         table["split"]["positive_share"] = each.share
     return Experiment.from_table(changed(table, [*row.changes, *([rate] if rate else [])]))
+
+
+def read_set(data: Any) -> Reading:
+    """The rows of a set; of images the training ones, with a column for each pixel."""
+    if not hasattr(data, "client_rows"):
+        return data.read()
+    pairs = [(x.flatten(1).double().numpy(), y.numpy()) for x, y in data.client_rows()]
+    features, labels = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    whose = np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs])
+    return reading_of(features, labels, (0, 1), whose, None)
 
 
 def _measured(
