@@ -7,12 +7,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
 
 from fedminimax.cli import main
 from fedminimax.data.scikit_learn import ScikitLearn
 from fedminimax.metrics.paired import paired_difference
 from fedminimax.report import baselines
+from fedminimax.report.benchmark import read_set
 from fedminimax.report.ranks import Ranks, diagram, groups, ranks
 
 CONTENTS = """
@@ -59,23 +61,29 @@ def benchmark(tmp_path, monkeypatch, capsys):
     (tmp_path / "entries").mkdir()
     (tmp_path / "entries" / "contents.toml").write_text(CONTENTS)
 
-    def call():
-        assert main(["benchmark", "--entries", "entries", "-o", "out"]) == 0
+    def call(*options):
+        assert main(["benchmark", "--entries", "entries", "-o", "out", *options]) == 0
         return capsys.readouterr().out
 
     return call
 
 
+def page_of(folder):
+    return (folder / "out/benchmark.md").read_text()
+
+
 @pytest.mark.slow
 def test_what_is_done_is_not_run_again_and_the_page_shows_it(benchmark, tmp_path):
+    benchmark("--page")
+    assert "| never (kept out) | | | | not run |" in page_of(tmp_path)
     first = benchmark()
-    assert "never: left out: There is no german.csv.gz" in first
+    assert "kept out: never; --kept-out runs them" in first
     assert len(re.findall("split [01], ", first)) == 12
     files = {f.stem: f for f in (tmp_path / "out/records/benchmark/quick").iterdir()}
     assert sorted(files) == ["cancer", "heart"]
     held = {name: json.loads(file.read_text()) for name, file in files.items()}
     assert held["heart"]["rates"] == {"FedAvg": "method.lr=0.3"}
-    page = (tmp_path / "out/benchmark.md").read_text()
+    page = page_of(tmp_path)
     values = [held["heart"]["units"][f"auto/{split}"] for split in (0, 1)]
     cells = next(line for line in page.splitlines() if line.startswith("| auto |"))
     assert (
@@ -90,12 +98,27 @@ def test_what_is_done_is_not_run_again_and_the_page_shows_it(benchmark, tmp_path
     found = paired_difference(means["auto"], means["FedAvg"])
     assert f"| FedAvg | {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})" in page
     ElementTree.parse(tmp_path / "out/benchmark.svg")
-    # Again, nothing runs; without one unit, that one does.
-    assert "split" not in benchmark().replace("splits", "")
+    best = max(values[0]["trials"].items(), key=lambda pair: pair[1]["validation"])
+    assert best[0] == values[0]["chosen"]
+    assert best[1]["auc"] == values[0]["auc"]
+    # Again, nothing runs but what was kept out; without one unit, that one does.
+    again = benchmark("--kept-out")
+    assert "never: left out: There is no german.csv.gz" in again
+    assert not re.findall("split [01], ", again)
     del held["heart"]["units"]["pooled/1"]
     files["heart"].write_text(json.dumps(held["heart"]))
     assert re.findall("split [01], [a-zA-Z]+", benchmark()) == ["split 1, pooled"]
-    assert (tmp_path / "out/benchmark.md").read_text() == page
+    assert page_of(tmp_path) == page
+
+
+def test_images_are_read_as_rows_of_pixels():
+    class Pictures:
+        def client_rows(self):
+            return [(torch.rand(6, 1, 2, 2), torch.tensor([0, 1] * 3)) for _ in range(3)]
+
+    sites = read_set(Pictures()).sites
+    assert [site.features.shape for site in sites] == [(6, 4)] * 3
+    assert [site.labels.tolist() for site in sites] == [[0, 1] * 3] * 3
 
 
 def test_ranks_and_what_they_tell_apart():

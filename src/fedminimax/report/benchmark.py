@@ -3,7 +3,7 @@ positives.
 
 A unit of work is a row on one split of one set. Each is written to
 records/benchmark/BUDGET/SET.json when it is done, and what has a record is not run again, so the
-benchmark goes on where it stopped.
+benchmark goes on where it stopped. All sets come to a split before the next begins.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from fedminimax.data.prepare import split_sites
 from fedminimax.data.sites import DataError
 from fedminimax.engine.session import Run
 from fedminimax.engine.state.checkpoint import write_bytes
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.experiment import Read, assemble, read_tables, run_experiment
 from fedminimax.report import baselines
-from fedminimax.tuning.auto import is_auto, run_auto
+from fedminimax.tuning.auto import SEARCH, is_auto, run_auto
 
 CONTENTS = "contents.toml"
 MEASURES = ("auc", "auprc", "worst_site_auc")
@@ -105,20 +106,20 @@ def read_contents(folder: Path, name: str) -> Contents:
     return Contents(budget, [each for each in sets if name in each.budgets], chosen)
 
 
-def benchmark(contents: Contents, output: Path, tell: Tell) -> dict[str, Table]:
-    """Runs what has no record yet; returns the records of all sets, by name."""
+def run_split(each: Set, contents: Contents, split: int, output: Path, tell: Tell) -> None:
+    """Runs what has no record yet of a split of a set that can be read."""
     output.mkdir(parents=True, exist_ok=True)
-    found = {}
-    for each in contents.sets:
-        record = recorded(each, output)
-        try:
-            for text in _filled(each, contents, record, output / each.file):
-                tell(f"{each.name}: {text}")
-        except DataError as error:
-            tell(f"{each.name}: left out: {error}")
-        if record["units"]:
-            found[each.name] = record
-    return found
+    try:
+        for text in _filled(each, contents, split, recorded(each, output), output / each.file):
+            tell(f"{each.name}: {text}")
+    except DataError as error:
+        tell(f"{each.name}: left out: {error}")
+
+
+def read_records(contents: Contents, output: Path) -> dict[str, Table]:
+    """What has been run, by set."""
+    found = {each.name: recorded(each, output) for each in contents.sets}
+    return {name: record for name, record in found.items() if record["units"]}
 
 
 def recorded(each: Set, output: Path) -> Table:
@@ -128,30 +129,29 @@ def recorded(each: Set, output: Path) -> Table:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else fresh
 
 
-def _filled(each: Set, contents: Contents, record: Table, file: Path) -> Iterator[str]:
+def _filled(each: Set, contents: Contents, split: int, record: Table, file: Path) -> Iterator[str]:
     budget, reading = contents.budget, None
-    for split in range(budget.splits):
-        for row in contents.rows:
-            if f"{row.name}/{split}" in record["units"]:
-                continue
-            if reading is None:
-                reading = read_set(asked(each, row, budget, split).make("data"))
-                if _too_common(each, reading):
-                    return
-                record["rows"] = _described(reading)
-            begun = time.perf_counter()
-            try:
-                if budget.tuned and row.grid and row.name not in record["rates"]:
-                    record["rates"][row.name] = _best_rate(each, row, budget, reading)
-                rate = record["rates"].get(row.name)
-                measured = _measured(each, row, budget, split, reading, rate)
-                measured["seconds"] = round(time.perf_counter() - begun, 1)
-                told = f"test AUC {measured['auc']:.4f}"
-            except ValueError as error:  # a row that the set's sites do not allow
-                measured, told = {"refused": str(error)}, str(error)
-            record["units"][f"{row.name}/{split}"] = measured
-            write_bytes(file, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
-            yield f"split {split}, {row.name}: {told}"
+    for row in contents.rows:
+        if f"{row.name}/{split}" in record["units"]:
+            continue
+        if reading is None:
+            reading = read_set(asked(each, row, budget, split).make("data"))
+            if _too_common(each, reading):
+                return
+            record["rows"] = _described(reading)
+        begun = time.perf_counter()
+        try:
+            if budget.tuned and row.grid and row.name not in record["rates"]:
+                record["rates"][row.name] = _best_rate(each, row, budget, reading)
+            rate = record["rates"].get(row.name)
+            measured = _measured(each, row, budget, split, reading, rate)
+            measured["seconds"] = round(time.perf_counter() - begun, 1)
+            told = f"test AUC {measured['auc']:.4f}"
+        except ValueError as error:  # a row that the set's sites do not allow
+            measured, told = {"refused": str(error)}, str(error)
+        record["units"][f"{row.name}/{split}"] = measured
+        write_bytes(file, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+        yield f"split {split}, {row.name}: {told}"
 
 
 def asked(each: Set, row: Row, budget: Budget, split: int, rate: str | None = None) -> Experiment:
@@ -167,6 +167,7 @@ def asked(each: Set, row: Row, budget: Budget, split: int, rate: str | None = No
             "seed": split,
             "batch_size": 64,
             "weights": "size",
+            "executor": "vectorised",
         },
     }
     if each.share is not None:
@@ -218,8 +219,16 @@ def _run(experiment: Experiment, reading: Reading) -> tuple[Run, Table]:
         return run_experiment(experiment, built=made), {}
     with TemporaryDirectory() as place:
         run, _, _, record = run_auto(experiment, Path(place) / "run", reader=read)
+        trials = {t["recipe"]: _trial(t, Path(place) / "run") for t in record["trials"]}
     told = ("chosen", "within_chance", "gradients", "bytes", "runs")
-    return run, {name: record[name] for name in told}
+    return run, {**{name: record[name] for name in told}, "trials": trials}
+
+
+def _trial(trial: Table, folder: Path) -> Table:
+    """How far a recipe came, and what its best round by validation rows gives on test rows."""
+    history = RunFolder(folder / SEARCH / trial["recipe"]).read_history()
+    best = next((r for r in history if r["round"] == trial["round"]), history[-1])
+    return {"rounds": trial["rounds"], "validation": trial["value"], "auc": best["test"]["auc"]}
 
 
 def _sent(record: Table) -> int:
