@@ -26,6 +26,7 @@ COMMANDS = {
     "list": "what an experiment can name, one sentence each",
     "data": "the files of data sets: list, fetch, verify",
     "predict": "score new rows with a finished run",
+    "export": "a run's model as one ONNX or torch.export file",
     "deploy": "run an experiment between sites, with NVIDIA FLARE or Flower",
     "doctor": "what this machine has for it, and what to do about what it lacks",
     "bench": "how fast this is, beside loops by hand and other libraries",

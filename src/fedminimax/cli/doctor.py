@@ -31,6 +31,7 @@ EXTRAS = {
     "tracking": "report --tensorboard and --mlflow",
     "tune": "tune: the search over rates",
     "privacy": "[privacy]: epsilon of releases on secret samples",
+    "export": "export: a model as an ONNX file",
     "nvflare": "deploy: runs between sites with NVIDIA FLARE",
     "flower": "deploy: runs between sites with Flower",
 }
