@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from fedminimax.cli import main
@@ -97,6 +98,7 @@ def test_what_is_done_is_not_run_again_and_the_page_shows_it(benchmark, tmp_path
     }  # fmt: skip
     found = paired_difference(means["auto"], means["FedAvg"])
     assert f"| FedAvg | {found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})" in page
+    assert "## Set by set" in page
     ElementTree.parse(tmp_path / "out/benchmark.svg")
     best = max(values[0]["trials"].items(), key=lambda pair: pair[1]["validation"])
     assert best[0] == values[0]["chosen"]
@@ -109,6 +111,14 @@ def test_what_is_done_is_not_run_again_and_the_page_shows_it(benchmark, tmp_path
     files["heart"].write_text(json.dumps(held["heart"]))
     assert re.findall("split [01], [a-zA-Z]+", benchmark()) == ["split 1, pooled"]
     assert page_of(tmp_path) == page
+
+
+def test_intervals_of_many_sets_hold_at_once():
+    ours, theirs = [0.90, 0.92, 0.91], [0.88, 0.87, 0.90]
+    found = paired_difference(ours, theirs, among=5)
+    level = 1 - 0.05 / 5
+    low, high = stats.t.interval(level, 2, found.mean, stats.sem([0.02, 0.05, 0.01]))
+    assert (found.low, found.high) == pytest.approx((low, high))
 
 
 def test_images_are_read_as_rows_of_pixels():

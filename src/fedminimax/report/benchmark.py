@@ -117,8 +117,16 @@ def run_split(each: Set, contents: Contents, split: int, output: Path, tell: Tel
 
 
 def read_records(contents: Contents, output: Path) -> dict[str, Table]:
-    """What has been run, by set."""
+    """What has been run, by set: the splits to which every row has come."""
     found = {each.name: recorded(each, output) for each in contents.sets}
+    for record in found.values():
+        units = record["units"]
+        record["units"] = {
+            f"{row.name}/{split}": units[f"{row.name}/{split}"]
+            for split in range(contents.budget.splits)
+            if all(f"{row.name}/{split}" in units for row in contents.rows)
+            for row in contents.rows
+        }
     return {name: record for name, record in found.items() if record["units"]}
 
 
