@@ -136,6 +136,18 @@ def test_test_rows_choose_nothing(searched, tmp_path):
     assert again.run.kept["test"]["auc"] != found.run.kept["test"]["auc"]
 
 
+def test_validation_rows_of_one_class_are_told_at_once(tmp_path):
+    def of_one_class(experiment):
+        data = read(experiment)
+        return data._replace(
+            rows={**data.rows, "validation": [(x, 0 * y) for x, y in data.rows["validation"]]}
+        )
+
+    with pytest.raises(ConfigError, match="of validation rows, and those of all sites tell none"):
+        run_auto(asked(), tmp_path / "run", reader=of_one_class)
+    assert len(list((tmp_path / "run/search").iterdir())) == 1
+
+
 @pytest.mark.slow
 def test_sites_come_to_what_the_simulator_does(searched, tmp_path):
     _, found, _ = searched

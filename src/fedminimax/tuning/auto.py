@@ -44,6 +44,10 @@ from fedminimax.problems.auto import AUTO
 ASKED, SEARCH, RECORD = "asked.toml", "search", "search.json"
 FILES = ("config.toml", "environment.json", PREPARATION, "history.jsonl", "final.safetensors")
 MOST = 3  # times the gradients of one run
+UNTOLD = (
+    "auto chooses by the {} of validation rows, and those of all sites tell none, with too few "
+    "rows of a class: raise [split] validation, or name a problem, such as cross_entropy"
+)
 STAGES = ((None, 1 / 8), (3, 1 / 3), (2, 1.0))  # recipes, and until which part of the rounds
 
 Say = Callable[[str], None]
@@ -259,6 +263,8 @@ def search(recipes: dict[str, Experiment], place: RunFolder, play: Play, say: Sa
                 own.mkdir(parents=True, exist_ok=True)
                 play(recipes[name], own, until)
             trials[name] = trial = trial_of(name, own, run.monitor, until)
+            if trial.value is None and trial.outcome is None:
+                raise ConfigError(UNTOLD.format(run.monitor or "auc"))
             say(f"{name}: round {trial.rounds}/{run.rounds}, {_told(trial, run.monitor)}")
     chosen = max(left, key=lambda name: trials[name].rank)
     if trials[chosen].rank == -math.inf:
