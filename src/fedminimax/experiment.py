@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedminimax.config import CHOICES, ConfigError, Experiment, read_toml, write_toml
+from fedminimax.config import CHOICES, ConfigError, Experiment, write_toml
 from fedminimax.data.clients import Clients
 from fedminimax.data.folder import Reading
 from fedminimax.data.prepare import Inputs, Split, auxiliary, inputs_of, prepare
@@ -201,7 +202,7 @@ def experiment_of(folder: str | os.PathLike) -> Experiment:
             "from Python; then call simulate(..., folder=..., resume=True) with the same "
             "arguments, or load(folder, problem)"
         )
-    return Experiment.from_table(read_toml(path))
+    return Experiment.from_table(tomllib.loads(RunFolder(folder).read_toml_text(path.name)))
 
 
 def resume(folder: str | os.PathLike, **callbacks: Any) -> Run:
@@ -234,7 +235,7 @@ def load(folder: str | os.PathLike, problem: Problem | None = None) -> Run:
     return Run(
         problem=problem,
         point=point,
-        history=place.read_history(),
+        history=place.read_history(whole=True),
         outcome=about["outcome"],
         rounds=about["round"],
         best=best,

@@ -137,14 +137,14 @@ def test_a_run_ends_with_the_same_bytes_with_either_store(tmp_path, whole):
     assert final(tmp_path) == whole
     # The files are what any program reads, and the checkpoints hold no states.
     rows = np.load(tmp_path / "clients" / "field.control.npy", allow_pickle=False)
-    met = np.unpackbits(np.load(tmp_path / "clients" / "met.npy", allow_pickle=False))
+    sums = np.load(tmp_path / "clients" / "sums.npy", allow_pickle=False)
     assert rows.shape == (6, 2)
-    assert rows[met[:6] == 1].any(axis=1).all()
-    assert not met[6:].any()
+    assert len(sums) == 6
+    assert rows[sums != 0].any(axis=1).all()
     for path in (tmp_path / "checkpoints").iterdir():
         tensors, about = checkpoint.read(path)
         assert not any(name.startswith("client.") for name in tensors)
-        assert about["clients"]["tensors"] == ["control"]
+        assert about["clients"]["tensors"] == [["control", ["<f8", 6, 2]]]
 
 
 def test_without_a_folder_the_files_go_when_the_run_ends(tmp_path, monkeypatch):

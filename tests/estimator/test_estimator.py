@@ -23,6 +23,7 @@ from fedminimax import FederatedClassifier
 from fedminimax.cli import init, main
 from fedminimax.config import Experiment
 from fedminimax.data.heart import Heart
+from fedminimax.engine.state.folder import json_text
 from fedminimax.estimator import OBJECTIVES
 from fedminimax.experiment import load as load_run
 from fedminimax.tuning.auto import recipes_of
@@ -598,10 +599,15 @@ def test_a_damaged_model_is_refused(tmp_path):
     (tmp_path / "a/estimator.json").write_text(text[:100])
     with pytest.raises(ValueError, match="is damaged or cut short"):
         FederatedClassifier.load(tmp_path / "a")
-    (tmp_path / "a/estimator.json").write_text(text.replace('"format": 3', '"format": 2'))
-    with pytest.raises(ValueError, match="is of format 2, but this version reads 3"):
+    (tmp_path / "a/estimator.json").write_text(text.replace('"format": 4', '"format": 2'))
+    with pytest.raises(ValueError, match="is of format 2, but this version reads 4"):
         FederatedClassifier.load(tmp_path / "a")
-    (tmp_path / "a/estimator.json").write_text(text.replace('"rounds": 8', '"runds": 8'))
+    (tmp_path / "a/estimator.json").write_text(text.replace('"rounds": 8', '"rounds": 9'))
+    with pytest.raises(ValueError, match="content is not that of its digest"):
+        FederatedClassifier.load(tmp_path / "a")
+    about = {**json.loads(text), "parameters": {"runds": 8}}
+    del about["digest"]
+    (tmp_path / "a/estimator.json").write_text(json_text(about))
     with pytest.raises(ValueError, match="is of another version"):
         FederatedClassifier.load(tmp_path / "a")
     (tmp_path / "a/estimator.json").write_text(text)

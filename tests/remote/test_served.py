@@ -10,6 +10,7 @@ from deployment import EXPERIMENTS, SITES, assert_same, in_process, simulated
 
 from fedminimax.cli import main
 from fedminimax.config import ConfigError
+from fedminimax.engine.state.folder import json_text
 from fedminimax.engine.state.lock import locked
 from fedminimax.experiment import load
 from fedminimax.remote import served as module
@@ -130,7 +131,7 @@ def test_a_run_in_its_first_second_is_running(asked, capsys):
 
 def told(served, clock):
     """A beat of that time."""
-    (served.path / "beat.json").write_text(json.dumps({"round": 0, "clock": clock}))
+    (served.path / "beat.json").write_text(json_text({"round": 0, "clock": clock}))
 
 
 def test_a_beat_of_before_the_machine_started_is_of_no_server_at_work(asked):

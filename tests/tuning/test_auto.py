@@ -14,6 +14,7 @@ from fedminimax.cli import main
 from fedminimax.config import ConfigError, Experiment, Part, read_toml, write_toml
 from fedminimax.data.arrays import reading_of
 from fedminimax.data.heart import Heart
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.engine.trainer import Interrupted
 from fedminimax.experiment import experiment_of, load, read, read_tables, run_experiment
 from fedminimax.remote.calls import Faults
@@ -44,7 +45,7 @@ def searched(tmp_path_factory):
 
 def test_the_best_by_validation_is_chosen_and_the_folder_is_that_of_its_run(searched):
     folder, found, lines = searched
-    record = json.loads((folder / RECORD).read_text())
+    record = RunFolder(folder).read_json(RECORD)
     ends = [trial for trial in record["trials"] if trial["rounds"] == 16]
     assert record == found.record
     assert len(ends) == 2
@@ -154,7 +155,7 @@ def test_sites_come_to_what_the_simulator_does(searched, tmp_path):
     which, lines = asked(executor="debug"), []
     sites = in_process(which, tmp_path)
     run = search_sites(which, sites, SITES, tmp_path / "run", log=lines.append)
-    record = json.loads((tmp_path / "run" / RECORD).read_text())
+    record = RunFolder(tmp_path / "run").read_json(RECORD)
     assert record["chosen"] == found.record["chosen"]
     assert run.best is not None
     assert found.run.best is not None

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedminimax.engine.backends.local import Local
 from fedminimax.engine.backends.torchrun import TIMEOUT, joined, started_by_torchrun
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.session import Run
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.experiment import build, experiment_of, resume, run_experiment
 from fedminimax.report.live import Going
@@ -73,7 +75,8 @@ def _run_by(backend: Backend, options: argparse.Namespace) -> int:
             )
         folder = to_resume(options)
         if (folder / ASKED).exists():
-            return _search(Experiment.from_table(read_toml(folder / ASKED)), folder, options)
+            asked = tomllib.loads(RunFolder(folder).read_toml_text(ASKED))
+            return _search(Experiment.from_table(asked), folder, options)
         experiment = experiment_of(folder)
         built = build(experiment)
         show = RunProgress(quiet, built.clients if options.sites else None)

@@ -116,7 +116,8 @@ class Trainer:
         else:
             self.store.restore(state.round, {})
         if self.folder is not None and resume:
-            self.history = self.folder.cut_history(self.state.round if saved else -1)
+            seen = (self.state.round, saved[1]["records"]) if saved is not None else (-1, 0)
+            self.history = self.folder.cut_history(*seen)
         self.backend.begin(self.federation, self.state.round)
         left = self.settings.rounds - self.state.round
         name, threads = chosen.get("executor", self.settings.executor), chosen.get("threads")
@@ -332,6 +333,7 @@ class Trainer:
             "iteration": self.state.iteration,
             "cost": list(self.state.cost),
             "waited": self.waited,
+            "records": len(self.history),
             "best": None if self.best is None else [self.best.round, self.best.value],
             "outcome": self.outcome,
             "seconds": time.perf_counter() - self.begun,

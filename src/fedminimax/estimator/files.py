@@ -21,11 +21,12 @@ from fedminimax.data.prepare import inputs_of, inputs_table
 from fedminimax.data.sites import Column, tuples
 from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.checkpoint import CheckpointError, write_bytes
+from fedminimax.engine.state.folder import json_text, read_json
 from fedminimax.metrics import calibration
 from fedminimax.metrics.federated_auc import Histogram
 from fedminimax.types import Algorithm
 
-FORMAT = 3
+FORMAT = 4
 WEIGHTS, ABOUT = "model.safetensors", "estimator.json"
 SAME = ("threshold_", "operating_point_", "outcome_", "rounds_", "history_", "seed_")
 SAME += ("search_", "model_")
@@ -58,7 +59,7 @@ def save(model: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.write(folder / WEIGHTS, tensors, {"format": FORMAT})
     about["weights"] = _digest(folder / WEIGHTS)
-    write_bytes(folder / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+    write_bytes(folder / ABOUT, json_text(about).encode())
 
 
 def load(kind: type, folder: Path, module: nn.Module | None) -> Any:
@@ -121,13 +122,12 @@ def _about(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}: give a folder that save made")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        found = about["format"]
+        found = json.loads(path.read_bytes())["format"]
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path} is damaged or cut short: {error}") from error
     if found != FORMAT:
         raise CheckpointError(f"{path} is of format {found}, but this version reads {FORMAT}")
-    return about
+    return read_json(path)
 
 
 def table_of(choice: Any) -> dict[str, Any]:

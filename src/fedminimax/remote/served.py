@@ -3,7 +3,6 @@ that serves it speak: a request goes in, a heartbeat and a result come out."""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any
 from fedminimax.config import ConfigError, Experiment, options_for, write_toml
 from fedminimax.engine.job import ClientError
 from fedminimax.engine.state.checkpoint import write_bytes
-from fedminimax.engine.state.folder import RunFolder
+from fedminimax.engine.state.folder import RunFolder, json_text, read_json
 from fedminimax.engine.state.lock import BusyError, locked
 from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.remote.calls import Faults, SiteFailedError, SitesLostError, Transport
@@ -265,11 +264,11 @@ class _Beating:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    write_bytes(path, (json.dumps(content) + "\n").encode())
+    write_bytes(path, json_text(content).encode())
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         return {}

@@ -3,8 +3,9 @@
 A call may be lost, come twice, or be carried out after the server has given it up. So a state is
 stored under (round, phase, digest of the call) together with the reply, and a call names the state
 that it starts from: the last that the server accepted from this site. What came after that one is
-thereby undone. On disk are the state that the server accepted, the new one, and, in a round of
-several phases, that of the round's beginning, where a server that was killed starts again.
+thereby undone. On disk are the state that the server accepted, the new one, in a round of several
+phases that of the round's beginning, where a server that was killed starts again, and that of the
+round before, where one starts again whose last checkpoint is damaged.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class States:
         return State(Key(*about["key"]), about["call"], kept, stages, reply)
 
     def write(self, state: State, keep: list[Key]) -> None:
-        """Of the others, only those to keep stay."""
+        """Of the others stay those to keep, and of those before the first of them the last round's:
+        the server may have to go back to the checkpoint before its last one."""
         tensors = {f"reply.{name}": vector for name, vector in state.reply.vectors.items()}
         tensors |= {f"kept.{name}": vector for name, vector in leaves(state.kept)}
         for kind, own in state.stages.items():
@@ -98,8 +100,11 @@ class States:
         }
         checkpoint.write(self.folder / state.key.file, tensors, about)
         named = {key.file for key in (*keep, state.key)}
-        for file in self.folder.glob("state-*.safetensors"):
-            if file.name not in named:
+        files = {file: _round_of(file) for file in self.folder.glob("state-*.safetensors")}
+        first = min((key.round for key in keep), default=0)
+        last = max((round for round in files.values() if round < first), default=None)
+        for file, round in files.items():
+            if file.name not in named and round != last:
                 file.unlink(missing_ok=True)
         for file in self.folder.glob(".state-*.partial"):  # of a process that was killed
             file.unlink(missing_ok=True)
@@ -251,6 +256,10 @@ class Worker:
                 "wants it to go on: put back its folder from a copy, or begin a new run"
             )
         return self.states.read(key)
+
+
+def _round_of(file: Path) -> int:
+    return int(file.name.split("-")[1])
 
 
 def _key(given: Any) -> Key | None:

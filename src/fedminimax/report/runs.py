@@ -100,7 +100,7 @@ class Spread(NamedTuple):
 def told(folder: Path) -> Told:
     """The run in a folder, or a sentence why there is none."""
     experiment, place = experiment_of(folder), RunFolder(folder)
-    history = place.read_history()
+    history = place.read_history(whole=place.final.exists())
     if not history:
         raise CheckpointError(f"there is no record in {folder}/history.jsonl")
     for number, record in enumerate(history, start=1):
@@ -114,7 +114,7 @@ def told(folder: Path) -> Told:
         done = history[-1]["round"]
         outcome = f"not finished: the last record is of round {done} of {experiment.run.rounds}"
     environment = place.read_json("environment.json", missing={})
-    text = (folder / "config.toml").read_text(encoding="utf-8").strip()
+    text = place.read_toml_text("config.toml").strip()
     supplied = place.read_json(PREPARATION, missing={}).get("supplied", {})
     about = (environment, history, outcome, finished, supplied.get("sites", 0), round)
     return Told(folder, experiment, _settings(text), text, *about)

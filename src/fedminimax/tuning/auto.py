@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from fedminimax.algorithms import METHODS
-from fedminimax.config import CHOICES, ConfigError, Experiment, Part, read_toml, write_toml
+from fedminimax.config import CHOICES, ConfigError, Experiment, Part, write_toml
 from fedminimax.engine.session import Run
 from fedminimax.engine.settings import Callbacks
 from fedminimax.engine.state import checkpoint
@@ -244,7 +244,7 @@ def begun(asked: Experiment, folder: Path, resume: bool) -> RunFolder:
         place.create()
         place.checkpoints.rmdir()
         place.write_text(ASKED, text)
-    elif write_toml(read_toml(folder / ASKED)) != text:
+    elif place.read_toml_text(ASKED) != text:
         raise ConfigError(f"the search in {folder} is of another experiment: give another folder")
     return place
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedminimax.config import CHOICES, Experiment, read_toml, write_toml
+from fedminimax.config import CHOICES, Experiment, write_toml
 from fedminimax.engine.job import ClientError
 from fedminimax.engine.state.checkpoint import CheckpointError, write_bytes
 from fedminimax.engine.state.folder import RunFolder
@@ -100,7 +101,8 @@ class Search:
         if not (folder / SEARCH).exists():
             raise CheckpointError(f"there is no {SEARCH} in {folder}: it holds no search to resume")
         about = RunFolder(folder).read_json(SEARCH)
-        experiment = Experiment.from_table(read_toml(folder / GIVEN))
+        given = tomllib.loads(RunFolder(folder).read_toml_text(GIVEN))
+        experiment = Experiment.from_table(given)
         lengths = (trials or about["trials"], repeats or about["repeats"], about["cuts"])
         search = Search(folder, experiment, about["searched"], *lengths)
         search._write()
@@ -113,7 +115,7 @@ class Search:
                 f"(fedminimax tune --resume {self.folder})"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.folder / GIVEN, write_toml(settled(self.experiment)).encode())
+        RunFolder(self.folder).write_text(GIVEN, write_toml(settled(self.experiment)))
         self._write()
 
     def _write(self) -> None:

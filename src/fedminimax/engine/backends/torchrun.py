@@ -46,7 +46,6 @@ from fedminimax.engine.job import (
     initial_state,
 )
 from fedminimax.engine.query import LocalQuery
-from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.folder import RunFolder
 from fedminimax.messages.stage import MessageState
 from fedminimax.types import Cost, Problem
@@ -381,14 +380,13 @@ class ReadOnlyFolder(RunFolder):
         pass
 
     def last_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        found = self.list_checkpoints()
-        return checkpoint.read(found[-1]) if found else None
+        return self._last_whole(self.list_checkpoints())
 
     def append(self, record: dict[str, Any]) -> None:
         pass
 
-    def cut_history(self, round: int) -> list[dict[str, Any]]:
-        return [record for record in self.read_history() if record["round"] <= round]
+    def cut_history(self, round: int, count: int) -> list[dict[str, Any]]:
+        return self._kept(round, count)
 
     def write_text(self, name: str, text: str) -> None:
         pass

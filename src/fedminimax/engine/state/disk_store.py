@@ -1,7 +1,7 @@
 """Client states in files: memory for a cohort, however many clients there are.
 
     field.NAME.npy  a row per client; `field.inner.0.npy` is the first part of a field `inner`
-    met.npy         a bit per client: does its row count?
+    sums.npy        a checksum of each client's row in all fields; 0: it has none
     undo-NNNNNNN    what brings the rows back to the checkpoint of that round
     KIND/           the same files for what clients keep for message stages, by kind of message
 
@@ -17,6 +17,9 @@ at any moment:
   their checkpoints are gone.
 - Undoing a journal twice is undoing it once. Journals are removed when the rows that they brought
   back are on the disk, the newest first.
+
+A checkpoint holds a digest of all checksums, so that rows that are not those of the checkpoint, or
+that were damaged since, are never gone on with.
 """
 
 # torch gives `from_numpy` no types.
@@ -26,6 +29,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,12 +41,12 @@ from torch import Tensor
 
 from fedminimax.blocks.trees import built, form_of, leaves, tree_map
 from fedminimax.engine.job import MESSAGES, kept_type, stack
-from fedminimax.engine.state.checkpoint import CheckpointError
+from fedminimax.engine.state.checkpoint import CheckpointError, DamagedError, digest_of
 from fedminimax.engine.state.row_file import Journal, RowFile, Undo, remove
 from fedminimax.engine.state.store import ClientStore, Store, rows_of
 
 STORES = ("memory", "disk")
-_MET = "met"
+_SUMS = "sums"
 _TOGETHER = 1024  # clients whose old rows are in memory at once
 
 
@@ -70,12 +74,11 @@ class DiskStore(ClientStore):
         self._names: list[str] = []  # of the tensors that a client keeps
         self._form: Any = None  # how they are put together
         self._files: list[RowFile] = []
-        self._bits: RowFile | None = None
+        self._sums_file: RowFile | None = None
         self._journal: Journal | None = None
         self._round = 0  # of the last checkpoint
         self._device = torch.device("cpu")
-        # Eight clients share a byte on the disk.
-        self._met = np.zeros(8 * -(-clients // 8), dtype=bool)
+        self._sums = np.zeros(clients, dtype=np.uint32)  # 0: the client was not met
         self._noted = np.zeros(clients, dtype=bool)  # in the journal already
 
     def checkpoint(self) -> tuple[dict[str, Tensor], Any]:
@@ -84,8 +87,8 @@ class DiskStore(ClientStore):
             for file in self._every_file():
                 file.sync()
         stages = {kind: own.checkpoint()[1] for kind, own in (self.stages or {}).items()}
-        about = {"after": self._round, "tensors": self._names, "form": self._form}
-        return {}, {**about, "stages": stages}
+        about = {"after": self._round, "tensors": self._kinds(), "form": self._form}
+        return {}, {**about, "sums": digest_of(self._sums.tobytes()), "stages": stages}
 
     @property
     def stage_forms(self) -> dict[str, Any]:
@@ -119,6 +122,11 @@ class DiskStore(ClientStore):
             for number in reversed(later):
                 for undo in Journal.backwards(journals[number], self._files):
                     self._undo(undo)
+            if digest_of(self._sums.tobytes()) != about["sums"]:
+                raise DamagedError(
+                    f"the client states in {self._folder} are not those of the checkpoint of round "
+                    f"{round}: put the folder back from a copy, or start anew"
+                )
             for file in self._every_file():
                 file.sync()
             for number in reversed(later):
@@ -136,7 +144,7 @@ class DiskStore(ClientStore):
             own.close()
         for file in (*self._every_file(), *([self._journal] if self._journal else [])):
             file.close()
-        self._files, self._bits, self._journal = [], None, None
+        self._files, self._sums_file, self._journal = [], None, None
         if not self._lives_on:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -151,16 +159,23 @@ class DiskStore(ClientStore):
         return own
 
     def _known(self, cohort: np.ndarray) -> np.ndarray:
-        return self._met[cohort]
+        return self._sums[cohort] != 0
 
     def _read(self, cohort: np.ndarray) -> Any:
-        rows = (torch.from_numpy(file.read(cohort)).to(self._device) for file in self._files)
+        values = [file.read(cohort) for file in self._files]
+        wrong = cohort[_checksums(cohort, values) != self._sums[cohort]]
+        if len(wrong):
+            raise DamagedError(
+                f"the state of client {wrong[0]} in {self._folder} is damaged: put the folder back "
+                "from a copy, or start anew"
+            )
+        rows = (torch.from_numpy(value).to(self._device) for value in values)
         named = dict(zip(self._names, rows, strict=True))
         return kept_type(self.fields)(*built(self._form, named))
 
     def _all(self) -> dict[int, Any]:
         found: dict[int, Any] = {}
-        for part in _parts(np.flatnonzero(self._met)):
+        for part in _parts(np.flatnonzero(self._sums)):
             loaded = Store(self.fields)
             loaded.save(part, self._read(part))
             found |= loaded.states
@@ -191,9 +206,10 @@ class DiskStore(ClientStore):
                 self._create(named, values)
             self._check_alike(named, values)
             self._note(clients)
+            values = values if whole else [rows[places] for rows in values]
             for file, rows in zip(self._files, values, strict=True):
-                file.write(clients, rows if whole else rows[places])
-            self._mark(clients, np.ones(len(clients), dtype=bool))
+                file.write(clients, rows)
+            self._mark(clients, _checksums(clients, values))
 
     def _replace(self, round: int, states: dict[int, Any]) -> None:
         self._make_folder()
@@ -219,37 +235,44 @@ class DiskStore(ClientStore):
         if self._journal is None or not len(new):
             return
         for part in _parts(new):
-            met = self._met[part]
-            self._journal.append(Undo(part, met, [f.read(part[met]) for f in self._files]))
+            met = self._sums[part] != 0
+            rows = [file.read(part[met]) for file in self._files]
+            self._journal.append(Undo(part, self._sums[part], rows))
         self._journal.sync()
         self._noted[new] = True
 
     def _undo(self, undo: Undo) -> None:
         for file, rows in zip(self._files, undo.rows, strict=True):
-            file.write(undo.clients[undo.met], rows)
-        self._mark(undo.clients, undo.met)
+            file.write(undo.clients[undo.sums != 0], rows)
+        self._mark(undo.clients, undo.sums)
 
-    def _mark(self, clients: np.ndarray, met: np.ndarray) -> None:
-        changed = clients[self._met[clients] != met]
-        self._met[clients] = met
-        if len(changed):
-            assert self._bits is not None
-            places = np.unique(changed >> 3)
-            self._bits.write(places, np.packbits(self._met.reshape(-1, 8)[places], axis=1)[:, 0])
+    def _mark(self, clients: np.ndarray, sums: np.ndarray) -> None:
+        assert self._sums_file is not None
+        self._sums[clients] = sums
+        self._sums_file.write(clients, sums)
 
     def _create(self, named: dict[str, Tensor], values: list[np.ndarray]) -> None:
         self._names = list(named)
-        self._bits = RowFile(self._path(_MET), np.dtype(np.uint8), (), len(self._met) // 8)
+        self._sums_file = RowFile(self._path(_SUMS), np.dtype(np.uint32), (), self._count)
         for name, rows in zip(named, values, strict=True):
             path = self._path(f"field.{name}")
             self._files.append(RowFile(path, rows.dtype, rows.shape[1:], self._count))
 
-    def _open(self, names: list[str]) -> None:
-        self._bits = RowFile.at(self._path(_MET))
-        for name in names:
+    def _open(self, kinds: list[Any]) -> None:
+        for name, _ in kinds:
             self._names.append(name)
             self._files.append(RowFile.at(self._path(f"field.{name}")))
-        self._met = np.unpackbits(self._bits.read(np.arange(self._bits.count))).astype(bool)
+        self._sums_file = RowFile.at(self._path(_SUMS))
+        expected = [np.dtype(np.uint32).str, self._count]
+        if self._kinds() != kinds or self._sums_file.kind != expected:
+            raise DamagedError(
+                f"the files in {self._folder} have other types or shapes than the checkpoint says: "
+                "put the folder back from a copy, or start anew"
+            )
+        self._sums = self._sums_file.read(np.arange(self._count))
+
+    def _kinds(self) -> list[Any]:
+        return [[n, file.kind] for n, file in zip(self._names, self._files, strict=True)]
 
     def _check_alike(self, named: dict[str, Tensor], values: list[np.ndarray]) -> None:
         found = [(n, v.shape[1:], v.dtype) for n, v in zip(named, values, strict=True)]
@@ -274,7 +297,7 @@ class DiskStore(ClientStore):
         return self._folder / f"{name}.npy"
 
     def _every_file(self) -> list[RowFile]:
-        return [*self._files, *([self._bits] if self._bits is not None else [])]
+        return [*self._files, *([self._sums_file] if self._sums_file is not None else [])]
 
     @contextmanager
     def _report_errors(self) -> Generator[None, None, None]:
@@ -286,6 +309,18 @@ class DiskStore(ClientStore):
                 advice = "free some space there, or give the run a folder"
             where = error.filename or self._folder
             raise CheckpointError(f"could not write {where}: {error.strerror}; {advice}") from error
+
+
+def _checksums(clients: np.ndarray, values: list[np.ndarray]) -> np.ndarray:
+    """Of each client's row in all fields, and of its number; never 0."""
+    sums = np.empty(len(clients), dtype=np.uint32)
+    rows = [np.ascontiguousarray(v).reshape(len(clients), -1).view(np.uint8) for v in values]
+    for place, client in enumerate(clients.tolist()):
+        found = client & 0xFFFFFFFF
+        for field in rows:
+            found = zlib.crc32(field[place], found)
+        sums[place] = found or 1
+    return sums
 
 
 def _parts(clients: np.ndarray) -> Iterator[np.ndarray]:

@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,14 +68,19 @@ class RowFile:
         try:
             np.lib.format.read_magic(self._file)
             (self.count, *shape), _, self.dtype = np.lib.format.read_array_header_1_0(self._file)
-        except ValueError as error:
+            self._size = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        except Exception as error:  # numpy reads the header as Python
             self._file.close()
             raise CheckpointError(f"{path} is damaged ({error}): start anew") from error
         self.shape, self._begin = tuple(shape), self._file.tell()
-        self._size = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         if path.stat().st_size < self._begin + self._size * self.count:
             self._file.close()
             raise CheckpointError(f"{path} is cut short: start anew")
+
+    @property
+    def kind(self) -> list[Any]:
+        """Type and shape, as JSON."""
+        return [self.dtype.str, self.count, *self.shape]
 
     def read(self, clients: np.ndarray) -> np.ndarray:
         rows = np.empty((len(clients), *self.shape), dtype=self.dtype)
@@ -127,7 +132,7 @@ class Undo(NamedTuple):
     """How some clients were at a checkpoint."""
 
     clients: np.ndarray
-    met: np.ndarray
+    sums: np.ndarray  # checksums; 0: the client had not been met
     rows: list[np.ndarray]  # of each field, for those that had been met
 
 
@@ -146,7 +151,7 @@ class Journal:
             raise
 
     def append(self, undo: Undo) -> None:
-        about = (np.array([len(undo.clients)]), undo.clients, undo.met)
+        about = (np.array([len(undo.clients)]), undo.clients, undo.sums)
         # The rows are not copied: they are as large as a cohort.
         parts = [b"".join(part.tobytes() for part in about), *map(_bytes, undo.rows)]
         checksum = 0
@@ -202,12 +207,12 @@ def _undo(content: bytes | None, fields: list[RowFile]) -> Undo:
     assert content is not None
     count = int(np.frombuffer(content, np.int64, 1)[0])
     clients = np.frombuffer(content, np.int64, count, offset=8)
-    met = np.frombuffer(content, np.bool_, count, offset=8 + 8 * count)
-    place, rows = 8 + 9 * count, []
+    sums = np.frombuffer(content, np.uint32, count, offset=8 + 8 * count)
+    place, rows = 8 + 12 * count, []
     for field in fields:
-        shape = (int(met.sum()), *field.shape)
+        shape = (np.count_nonzero(sums), *field.shape)
         numbers = int(np.prod(shape, dtype=np.int64))
         values = np.frombuffer(content, field.dtype, numbers, offset=place) if numbers else []
         rows.append(np.asarray(values, dtype=field.dtype).reshape(shape))
         place += numbers * field.dtype.itemsize
-    return Undo(clients, met, rows)
+    return Undo(clients, sums, rows)
