@@ -58,8 +58,7 @@ def check_flips(begun, count, go_on, expected, tmp_path):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 assert go_on(folder) == expected, path
-        except (ValueError, OSError, RunEndedError) as error:
-            assert str(error)
+        except (ValueError, OSError, RunEndedError):
             told += 1
         shutil.rmtree(folder)
     assert told > count / 4
@@ -104,8 +103,7 @@ def test_a_flipped_bit_in_a_finished_run_or_a_model_is_told(tmp_path):
     check_flips(tmp_path / "run", 24, read, read(tmp_path / "run"), tmp_path)
     X = np.random.default_rng(0).normal(size=(40, 2))
     y = (X[:, 0] > 0).astype(int)
-    options = {"rounds": 1, "batch_size": 8}
-    model = FederatedClassifier("auc", **options).fit(X, y, sites=np.arange(40) % 2)
+    model = FederatedClassifier("auc", rounds=1, batch_size=8).fit(X, y, sites=np.arange(40) % 2)
     model.save(tmp_path / "model")
 
     def scored(folder):

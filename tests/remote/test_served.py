@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import time
 
 import pytest

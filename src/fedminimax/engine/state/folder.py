@@ -9,8 +9,8 @@ clients/            what clients keep, if the store is on disk (disk_store.py)
 final.safetensors   the result: no time, no host
 lock                held by the process that is at work here (lock.py)
 
-Each file, and each line of the history, holds a digest of the rest of it, which is checked when it is
-read.
+Each file, and each line of the history, holds a digest of the rest of it, which is checked when it
+is read.
 """
 
 from __future__ import annotations
