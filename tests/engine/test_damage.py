@@ -88,7 +88,7 @@ def test_a_flipped_bit_in_a_run_is_never_gone_on_with(begun, tmp_path):
     check_flips(begun[0], 24, gone_on, begun[1], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_hundreds_of_flipped_bits_in_runs(begun, tmp_path):
     check_flips(begun[0], 240, gone_on, begun[1], tmp_path)
 
@@ -112,7 +112,7 @@ def test_a_flipped_bit_in_a_finished_run_or_a_model_is_told(tmp_path):
     check_flips(tmp_path / "model", 16, scored, scored(tmp_path / "model"), tmp_path)
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(240, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [16, pytest.param(240, marks=pytest.mark.full)])
 def test_a_flipped_bit_at_a_site_or_its_server_is_never_gone_on_with(tmp_path, count):
     which, done = EXPERIMENTS["controls"], []
     whole = deployed(which, in_process(which, tmp_path / "whole"), tmp_path / "whole").point

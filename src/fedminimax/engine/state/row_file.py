@@ -210,7 +210,7 @@ def _undo(content: bytes | None, fields: list[RowFile]) -> Undo:
     sums = np.frombuffer(content, np.uint32, count, offset=8 + 8 * count)
     place, rows = 8 + 12 * count, []
     for field in fields:
-        shape = (np.count_nonzero(sums), *field.shape)
+        shape = (int(np.count_nonzero(sums)), *field.shape)
         numbers = int(np.prod(shape, dtype=np.int64))
         values = np.frombuffer(content, field.dtype, numbers, offset=place) if numbers else []
         rows.append(np.asarray(values, dtype=field.dtype).reshape(shape))
