@@ -13,21 +13,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import table
 import torch
 from deployment import Grid
-from rows import Row, labelled
+from rows import Row, labelled, labelled_rows
 from torch import nn
 
 from fedminimax import cli
 from fedminimax.algorithms.codasca import Codasca
 from fedminimax.algorithms.fedavg import FedAvg
 from fedminimax.algorithms.local_sgda import LocalSGDA
+from fedminimax.data.clients import Clients
 from fedminimax.engine import round as round_module
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.torchrun import joined, leave, rank
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.messages import CentredClipping, Clip, EightBit, Masked
+from fedminimax.problems.auc import AUC
 from fedminimax.problems.cross_entropy import CrossEntropy
 
 FAULTY_ROUND = 7
@@ -36,6 +39,20 @@ FAULTY_ROUND = 7
 def normalised() -> CrossEntropy:
     torch.manual_seed(0)
     return CrossEntropy(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+
+
+def several() -> AUC:
+    torch.manual_seed(0)
+    return AUC(nn.Linear(3, 2), labels=("one", "other"))
+
+
+def marked() -> Clients:
+    """Rows with a second label, which the first client does not know."""
+    rows = []
+    for number, (features, labels) in enumerate(labelled_rows()):
+        second = (features[:, 0] > 0) * 1.0 if number else np.full(len(features), -1.0)
+        rows.append((features, np.stack([labels, second], axis=1)))
+    return Clients(rows, batch_size=4)
 
 
 MESSAGES = {
@@ -48,6 +65,7 @@ ROWS = (
     *{type(row.algorithm): row for row in reversed(table.ROWS)}.values(),
     *(row for row in table.ROWS if row.name in ("codasca-growth", "scgdam-auc", "scgdam-levels-3")),
     Row("batch-norm", FedAvg(lr=0.1), normalised, labelled),
+    Row("labels", Codasca(lr=0.1, local_steps=2), several, marked),
     *STAGED,
     Row("diverging", LocalSGDA(1e200, 1e200, local_steps=3)),
 )

@@ -49,7 +49,7 @@ class Part:
 # What is supplied to the class of a section, so that a file does not give it.
 SUPPLIED: dict[str, tuple[str, ...]] = {
     "problem": (
-        *("dimension", "shape", "classes", "sites"),  # by the data
+        *("dimension", "shape", "classes", "sites", "labels"),  # by the data
         *("module", "generator", "critic", "noise_size"),  # by the model
     )
 }
@@ -395,8 +395,10 @@ def _one_of(value: Any, hints: Sequence[Any], where: str) -> Any:
         return None
     if Schedule in hints and not _is_number(value):
         return _schedule(value, where)
-    plain = next(hint for hint in hints if hint not in (Schedule, types.NoneType))
-    return _coerced(value, plain, where)
+    plain = [hint for hint in hints if hint not in (Schedule, types.NoneType)]
+    several = [hint for hint in plain if typing.get_origin(hint) is tuple]
+    listed = several and isinstance(value, list | tuple)
+    return _coerced(value, several[0] if listed else plain[0], where)
 
 
 def _is_number(value: Any) -> bool:

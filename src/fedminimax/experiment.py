@@ -6,6 +6,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from fedminimax.config import CHOICES, ConfigError, Experiment, write_toml
 from fedminimax.data.clients import Clients
 from fedminimax.data.folder import Reading
 from fedminimax.data.prepare import Inputs, Split, auxiliary, inputs_of, prepare
-from fedminimax.data.sites import Schema
+from fedminimax.data.sites import Schema, named
 from fedminimax.data.statistics import Total, plain_total
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.local import Local
@@ -101,18 +102,44 @@ def read(experiment: Experiment) -> Read:
 
 def read_tables(reading: Reading, split: Split, least: int = 0, total: Total = plain_total) -> Read:
     prepared = prepare(reading, split, least, total)
-    facts = {"features": len(prepared.inputs.outputs), "classes": prepared.schema.count}
+    facts = {"features": len(prepared.inputs.outputs), **facts_of(prepared.schema)}
     return Read(prepared.rows, facts, prepared.about(), prepared.names, prepared.notes)
+
+
+def facts_of(schema: Schema) -> dict[str, Any]:
+    """What tables tell a problem of their labels."""
+    several = {"labels": list(schema.labels or schema.classes)}
+    return {"classes": schema.count, **(several if several["labels"] else {})}
+
+
+def labels_for(kind: type[Problem], supplied: dict[str, Any]) -> list[str]:
+    """The names of several labels or classes, for a problem that ranks them; of one label none."""
+    classes, labels = supplied.get("classes", 2), supplied.get("labels", [])
+    ranks = "labels" in signature(kind).parameters
+    if labels and classes == 2 and not ranks:
+        known = [n for n, p in CHOICES["problem"].items() if "labels" in signature(p).parameters]
+        raise ConfigError(
+            f"the data have {len(labels)} labels, but {kind.__name__} has one: name one in [data], "
+            f"or choose one of the problems {named(known)}"
+        )
+    return labels or [str(number) for number in range(classes if ranks and classes > 2 else 0)]
+
+
+def outputs_for(kind: type[NetworkProblem], supplied: dict[str, Any]) -> int:
+    """How many outputs a problem's network has for the labels of the data."""
+    ranked = labels_for(kind, supplied) if "labels" in signature(kind).parameters else []
+    return len(ranked) or kind.outputs_for(supplied.get("classes", 2))
 
 
 def make_problem(experiment: Experiment, supplied: dict[str, Any]) -> Problem:
     """The problem; where it has networks, the model makes them for the data's inputs, unless a
     module is supplied."""
     kind = CHOICES["problem"][experiment.problem.name]
+    supplied = {**supplied, "labels": labels_for(kind, supplied)}
     if "features" in supplied:
         supplied = {**supplied, "shape": (supplied["features"],)}
     if issubclass(kind, NetworkProblem) and "shape" in supplied and "module" not in supplied:
-        outputs = kind.outputs_for(supplied.get("classes", 2))
+        outputs = outputs_for(kind, supplied)
         supplied = supplied | make_networks(experiment, tuple(supplied["shape"]), outputs)
     problem = experiment.make("problem", **supplied)
     if experiment.run.monitor is not None:
@@ -259,11 +286,13 @@ def scores(run: Run, features: torch.Tensor, best: bool | None = None) -> torch.
 
 
 def outputs_of(run: Run, features: torch.Tensor, best: bool | None = None) -> torch.Tensor:
-    """What the network says of each row, of which `scores` are the sigmoid. `best` as for
-    `Run.module`."""
+    """What the network says of each row, of which `scores` are the sigmoid; with several labels
+    there is a column for each. `best` as for `Run.module`."""
     module = run.module(best)
     with torch.no_grad():
         outputs = module(features.to(run.point.x)).reshape(len(features), -1)
+    if getattr(run.problem, "labels", ()):
+        return outputs.double()
     if outputs.shape[1] != 1:
         raise ValueError(
             f"the run's network has {outputs.shape[1]} outputs per row, one for each class, so "

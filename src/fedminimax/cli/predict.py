@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedminimax.config import suggest
 from fedminimax.data.columns import Texts
 from fedminimax.data.encoding import Encoder
 from fedminimax.data.sites import DataError, Schema, listed, nearest, plain
-from fedminimax.data.tables import open_table, read_table
+from fedminimax.data.tables import Rows, open_table, read_table
+from fedminimax.engine.session import Run
 from fedminimax.experiment import experiment_of, load, outputs_of, preparation
 from fedminimax.metrics.ranking import auc
 from fedminimax.report.operating import calibration_of
@@ -75,6 +77,8 @@ def command(options: argparse.Namespace) -> int:
     table = read_table(options.table, schema, unknown)
     features = torch.from_numpy(inputs.transform(table.features))
     outputs = outputs_of(run, features, best)
+    if outputs.ndim > 1:
+        return predict_labels(options, run, schema, table, outputs)
     found = torch.sigmoid(outputs).tolist()
     columns: dict[str, Sequence[Any]] = {"line": table.lines, **identifier(options)}
     columns["score"] = list(map(repr, found))
@@ -99,6 +103,46 @@ def command(options: argparse.Namespace) -> int:
         value = auc(found, table.labels)
         text = "not defined: the labels are of one class" if value is None else f"{value:.4f}"
         print(f"AUC on the {len(found)} labelled rows: {text}", file=sys.stderr)
+    return 0
+
+
+def predict_labels(
+    options: argparse.Namespace, run: Run, schema: Schema, table: Rows, outputs: torch.Tensor
+) -> int:
+    """The same for a run of several labels or classes: three columns for each label; for classes
+    the probabilities add up to 1, and the class is the one with the largest."""
+    labels: tuple[str, ...] = run.problem.labels  # type: ignore[attr-defined]
+    best = run.best is not None and not options.last
+    scores, raw = torch.sigmoid(outputs).numpy(), outputs.numpy()
+    columns: dict[str, Sequence[Any]] = {"line": table.lines, **identifier(options)}
+    chances, known = np.full_like(raw, np.nan), []
+    for place, name in enumerate(labels):
+        columns[f"score {name}"] = list(map(repr, scores[:, place].tolist()))
+        calibration = calibration_of(options.folder, best, name)
+        known.append(calibration is not None)
+        if calibration is None:
+            continue
+        chances[:, place] = calibration.platt.probabilities(raw[:, place])
+        if not schema.classes:
+            columns[f"probability {name}"] = [f"{chance:.6g}" for chance in chances[:, place]]
+            positive = raw[:, place] > calibration.score_at(*options.at)
+            columns[f"class {name}"] = positive.astype(int).tolist()
+    if lack := [name for name, there in zip(labels, known, strict=True) if not there]:
+        note(f"scores only, without validation rows of both classes: {', '.join(lack)}")
+    elif schema.classes:
+        chances /= chances.sum(axis=1, keepdims=True)
+        for place, name in enumerate(labels):
+            columns[f"probability {name}"] = [f"{chance:.6g}" for chance in chances[:, place]]
+        columns["class"] = [labels[place] for place in chances.argmax(axis=1)]
+    write(columns, options.output)
+    if table.labels is not None:
+        places = np.arange(len(labels))
+        marks = table.labels if table.labels.ndim > 1 else table.labels[:, None] == places
+        for place, name in enumerate(labels):
+            there = marks[:, place] >= 0
+            value = auc(raw[there, place], marks[there, place]) if there.any() else None
+            text = "not defined: the rows are of one class" if value is None else f"{value:.4f}"
+            print(f"AUC of {name} on {there.sum()} labelled rows: {text}", file=sys.stderr)
     return 0
 
 

@@ -242,6 +242,10 @@ class Clients:
             )
         if len(self.train.columns) < 2:
             raise ValueError('sampling "balanced" needs a column of labels beside the features')
+        if self.train.columns[1].dim() > 1:
+            raise ValueError(
+                'sampling "balanced" knows one label, but rows have several: use sampling "epoch"'
+            )
         sizes = self.train.sizes[: len(self)]
         positives = self.train.of_class(True)[2][: len(self)]
         if len(bad := np.flatnonzero((positives == 0) | (positives == sizes))):

@@ -55,6 +55,8 @@ class Folder:
     `columns` (d,). Text columns become one 0/1 feature per code, true and false 1 and 0. Sites
     whose columns differ in name, order or type are refused.
 
+    label: the column to predict; a list of several, each 0/1 or false/true, is predicted together,
+    and an empty cell is a label that is not known.
     classes: "two", or "halves" of several labels, the upper half being positive as in the papers'
     code, or "all": each label is a class of its own, numbered in order.
     positive: of two, the label that counts as positive, all others being negative; not needed for
@@ -67,7 +69,7 @@ class Folder:
     """
 
     path: str
-    label: str
+    label: str | tuple[str, ...]
     positive: str = ""
     drop: tuple[str, ...] = ()
     missing: tuple[str, ...] = MISSING
@@ -91,8 +93,27 @@ class Folder:
             raise DataError(
                 f"positive is {self.positive!r}, but classes is {self.classes!r}; leave one out."
             )
-        if not self.label:
+        if not self.label or (not isinstance(self.label, str) and "" in self.label):
             raise DataError("label is empty; give the name of the column that holds the label.")
+        if self.labels and (len(self.labels) == 1 or repeated(self.labels)):
+            raise DataError(
+                f"label is {self.label!r}; give one name, or a list of at least two different ones."
+            )
+        if self.labels and (self.positive or self.classes != "two"):
+            raise DataError(
+                "label names several columns, each of which is 0 or 1; leave positive and classes "
+                "out."
+            )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of several labels; none of a single one."""
+        return () if isinstance(self.label, str) else tuple(self.label)
+
+    @property
+    def one_label(self) -> str:
+        """The name of the label; empty, if there are several."""
+        return self.label if isinstance(self.label, str) else ""
 
     def sites(self) -> list[Site]:
         return self.read().sites
@@ -116,8 +137,12 @@ class Folder:
     def open_files(self, files: Sequence[Path]) -> list[Raw]:
         raws = [
             open_table(
-                file, self.label, lambda name: name not in self.drop, self.categorical, self.missing
-            )
+                file,
+                self.one_label or None,
+                lambda name: name not in self.drop,
+                (*self.categorical, *self.labels),
+                self.missing,
+            ).set_aside(self.labels)
             for file in files
         ]
         for raw in raws:
@@ -152,17 +177,20 @@ class Folder:
         positive, negative, notes = self._sides(values)
         classes = values if self.classes == "all" else ()
         missing = tuple(self.missing)
-        return Schema(columns, self.label, positive, negative, missing, classes), notes
+        sides = (positive, negative, missing, classes, self.labels)
+        return Schema(columns, self.one_label, *sides), notes
 
     def _look(self, column: str, raws: list[Raw], markers: set[str]) -> list[_Look]:
         there = [raw for raw in raws if column in raw.cells]
         return [_Look.at(raw, column, markers, column in self.categorical) for raw in there]
 
     def _check_file(self, raw: Raw) -> None:
-        if raw.labels is None and raw.file.lower().endswith(".npz"):
+        if self.labels:
+            self._check_several(raw)
+        elif raw.labels is None and raw.file.lower().endswith(".npz"):
             raise DataError(f"{raw.file} has no array `labels`; add one, with a label per row.")
-        if raw.labels is None:
-            hint = nearest(self.label, raw.cells)
+        elif raw.labels is None:
+            hint = nearest(self.one_label, raw.cells)
             if len(raw.cells) == 1 and any(mark in next(iter(raw.cells)) for mark in ";\t"):
                 hint = " Separate the cells with commas."
             elif any(number(name) is not None for name in raw.cells):
@@ -179,6 +207,14 @@ class Folder:
             raise DataError(
                 f"Site {raw.name!r} has no rows ({raw.file}); give it at least one, or remove the "
                 "file."
+            )
+
+    def _check_several(self, raw: Raw) -> None:
+        if lack := [name for name in self.labels if name not in raw.aside]:
+            raise DataError(
+                f"{raw.file} has no label column {lack[0]!r}; its columns are "
+                f"{listed(raw.names, 30)}. A label that a site does not know is an empty column."
+                f"{nearest(lack[0], raw.names)}"
             )
 
     def _check_options(self, raws: list[Raw]) -> None:
@@ -246,7 +282,7 @@ class Folder:
 
     def _sides(self, values: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
         """The positive labels, the negative ones, and a note where there are more than two."""
-        if self.classes == "all":
+        if self.classes == "all" or self.labels:
             return (), (), []
         if self.classes == "halves":
             middle = len(values) // 2

@@ -20,6 +20,11 @@ def keep_positives(labels: np.ndarray, share: float, seed: int, number: int = 0)
     """
     check_share(share)
     labels = np.asarray(labels)
+    if labels.ndim > 1:
+        raise DataError(
+            f"positive_share thins the positives of one label, but there are {labels.shape[1]}; "
+            "leave it out."
+        )
     odd = np.setdiff1d(labels, [0, 1])
     if len(odd):
         raise DataError(f"The labels hold {listed(odd.tolist())}; recode them as 0 and 1.")

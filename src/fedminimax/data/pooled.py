@@ -11,6 +11,7 @@ import numpy as np
 from fedminimax.data.folder import Folder, Reading, absent
 from fedminimax.data.partition import by_column, dirichlet, iid, own_classes
 from fedminimax.data.sites import MISSING, DataError, Schema, check_alike, listed, nearest, plain
+from fedminimax.data.split import strata
 from fedminimax.data.tables import KINDS, open_table
 
 
@@ -27,7 +28,7 @@ class Pooled:
     """
 
     path: str
-    label: str
+    label: str | tuple[str, ...]
     partition: Literal["iid", "dirichlet", "classes", "column"] = "iid"
     clients: int = 10
     concentration: float = 0.5
@@ -49,10 +50,15 @@ class Pooled:
         folder = Folder(str(file.parent), *options, classes=self.classes)
         reading = folder.read_files([file])
         pooled = reading.sites[0]
+        if folder.labels and self.partition in ("dirichlet", "classes"):
+            raise DataError(
+                f"partition is {self.partition!r}, which deals rows out by one label, but label "
+                "names several; use 'iid' or 'column'."
+            )
         if owners is not None:
             names, parts = by_column(owners)
         else:
-            parts = self._dealt(file, pooled.labels, reading.schema)
+            parts = self._dealt(file, strata(pooled.labels), reading.schema)
             names = [str(k) for k in range(len(parts))]
         sites = [
             replace(pooled.take(rows), name=name) for name, rows in zip(names, parts, strict=True)
@@ -62,11 +68,10 @@ class Pooled:
 
     def _owners(self, file: Path) -> np.ndarray:
         """Which client each row belongs to."""
-        raw = open_table(
-            file, self.label, lambda name: name == self.column, (self.column,), self.missing
-        )
+        raw = open_table(file, None, lambda name: name == self.column, (self.column,), self.missing)
         if self.column not in raw.cells:
-            others = [name for name in raw.names if name != self.label]
+            labels = (self.label,) if isinstance(self.label, str) else self.label
+            others = [name for name in raw.names if name not in labels]
             raise DataError(
                 f"{file.name} has no column {self.column!r} to deal out by; set `column` to one of "
                 f"{listed(others, 30)}.{nearest(self.column, others)}"
@@ -79,7 +84,7 @@ class Pooled:
         if self.partition == "dirichlet":
             return dirichlet(labels, self.clients, self.concentration, self.seed)
         # As they were written: of two classes, each may have several labels.
-        written = open_table(file, self.label, lambda name: False).labels or ()
+        written = open_table(file, str(self.label), lambda name: False).labels or ()
         values = np.array([plain(value) for value in written])
         sides = {"positive": schema.positive, "negative": schema.negative}
         if schema.classes:

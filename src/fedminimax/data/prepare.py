@@ -167,6 +167,11 @@ def auxiliary(clients: Sequence[Sequence[Any]], count: int) -> tuple[np.ndarray,
     if not count:
         return None
     columns = [np.concatenate([np.asarray(c) for c in same]) for same in zip(*clients, strict=True)]
+    if columns[1].ndim > 1:
+        raise DataError(
+            f"split.auxiliary is {count} rows of each class, but there are several labels; set it "
+            "to 0, and choose a method that needs no rows at the server."
+        )
     classes, found = np.unique(columns[1], return_counts=True)
     if (found < count).any():
         few = classes[found.argmin()]
@@ -179,10 +184,15 @@ def auxiliary(clients: Sequence[Sequence[Any]], count: int) -> tuple[np.ndarray,
 
 
 def _one_class(sites: list[Site]) -> list[str]:
-    lone = [s.name for s in sites if s.classes == 2 and len(np.unique(s.labels)) == 1]
+    lone = [s.name for s in sites if _single(s) and len(np.unique(s.labels)) == 1]
     if not lone:
         return []
     return [f"all rows have the same label at {named(lone)}: no AUC can be told there"]
+
+
+def _single(site: Site) -> bool:
+    """Has it one label, of two classes?"""
+    return site.classes == 2 and site.labels.ndim == 1
 
 
 def rows(inputs: Inputs, site: Site) -> tuple[np.ndarray, np.ndarray]:

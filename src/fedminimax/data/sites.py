@@ -22,7 +22,8 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One site's rows: features with NaN for a missing value, labels 0 .. classes - 1.
+    """One site's rows: features with NaN for a missing value, labels 0 .. classes - 1; of several
+    labels a column each, with 1, 0, or -1 where one is not known.
 
     >>> site = Site("a", ("age",), np.array([[60.0], [np.nan]]), np.array([1, 0]))
     >>> len(site), len(site.take([0]))
@@ -48,7 +49,7 @@ class Site:
                 f"Site {self.name!r} has features of shape {features.shape} and {len(columns)} "
                 f"column names; give an array (rows, {len(columns)})."
             )
-        if labels.shape != (len(features),):
+        if labels.shape[:1] != (len(features),) or labels.ndim > 2:
             raise DataError(
                 f"Site {self.name!r} has {len(features)} rows and labels of shape {labels.shape}; "
                 "give one label per row."
@@ -62,9 +63,11 @@ class Site:
                 f"Site {self.name!r} has column {twice[0]!r} more than once; give every column its "
                 "own name."
             )
-        odd = {value for value in labels.tolist() if value not in range(self.classes)}
+        least = 0 if labels.ndim == 1 else -1
+        odd = set(np.unique(labels).tolist()) - set(range(least, self.classes))
         if odd:
             known = "0 and 1" if self.classes == 2 else f"0 .. {self.classes - 1}"
+            known += ", and -1 where one is not known" if least else ""
             raise DataError(
                 f"Site {self.name!r} has the labels {listed(odd)}; recode them as {known}."
             )
@@ -105,8 +108,9 @@ def check_alike(sites: Sequence[Site]) -> None:
         raise DataError(
             bullets("The sites do not hold the same columns; make them equal", differences)
         )
-    classes = np.unique(np.concatenate([site.labels for site in sites]))
-    if len(classes) < 2:
+    labels = np.concatenate([site.labels for site in sites])
+    classes = np.unique(labels)
+    if labels.ndim == 1 and len(classes) < 2:
         raise DataError(
             f"All rows of all {len(sites)} sites have the label {classes[0]}; two classes are "
             "needed in all."
@@ -245,7 +249,8 @@ class Column:
 class Schema:
     """How a raw table becomes features and labels; a run folder stores it to score new rows.
 
-    With `classes`, each of them is numbered in turn, and there are no positives and negatives.
+    With `classes`, each of them is numbered in turn, and there are no positives and negatives. With
+    `labels`, there is a column of 0 and 1 (or false and true) for each, and `label` is empty.
     """
 
     columns: tuple[Column, ...]
@@ -254,6 +259,7 @@ class Schema:
     negative: tuple[str, ...] = ("0",)
     missing: tuple[str, ...] = MISSING
     classes: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:

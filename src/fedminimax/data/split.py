@@ -20,13 +20,14 @@ def stratified_split(
     """Ascending indices of the training, validation and test rows, each class cut alike.
 
     `number` is the site's number. A part with a fraction of 0 stays empty; a class with a row for
-    each other part is in all of them; a smaller class goes to training, then to test.
+    each other part is in all of them; a smaller class goes to training, then to test. Of several
+    labels, `strata` says which class a row is of.
 
     >>> [len(part) for part in stratified_split(np.array([0] * 10 + [1] * 5))]
     [9, 3, 3]
     """
     check_fractions(fractions)
-    labels = np.asarray(labels)
+    labels = strata(np.asarray(labels))
     parts: list[list[np.ndarray]] = [[], [], []]
     for place, value in enumerate(np.unique(labels)):
         rows = generator(seed, "split", number, place).permutation(np.flatnonzero(labels == value))
@@ -37,6 +38,20 @@ def stratified_split(
         np.sort(np.concatenate([np.empty(0, np.int64), *part])) for part in parts
     )
     return train, validation, test
+
+
+def strata(labels: np.ndarray) -> np.ndarray:
+    """The class of each row; with several labels, the rarest that it has, as the number of its
+    column, or -1.
+
+    >>> strata(np.array([[1, 0], [1, 1], [0, 0], [-1, 0]])).tolist()
+    [0, 1, -1, -1]
+    """
+    if labels.ndim == 1:
+        return labels
+    has = labels > 0
+    order = np.argsort(has.sum(axis=0), kind="stable")
+    return np.where(has.any(axis=1), order[has[:, order].argmax(axis=1)], -1)
 
 
 def check_fractions(fractions: Sequence[float]) -> None:

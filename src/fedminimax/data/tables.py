@@ -6,8 +6,8 @@ import gzip
 import mmap
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -42,6 +42,7 @@ from fedminimax.data.sites import (
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".npz")
 KINDS = "CSV, csv.gz, Parquet or npz"
+MARKS = {"1": 1, "true": 1, "0": 0, "false": 0}  # what one of several labels may be
 _ZIP = b"PK\x03\x04"  # what a spreadsheet begins with
 
 
@@ -50,7 +51,7 @@ class Rows(NamedTuple):
 
     columns: tuple[str, ...]
     features: np.ndarray  # (n, d) float64, NaN = missing
-    labels: np.ndarray | None  # (n,) int64
+    labels: np.ndarray | None  # (n,) int64; (n, labels) of several, -1 where one is not known
     lines: Sequence[int]  # where each row stands in its file
 
 
@@ -65,6 +66,13 @@ class Raw:
     labels: Texts | None
     lines: Sequence[int]
     unit: str = "line"
+    aside: Mapping[str, Texts] = field(default_factory=dict)  # columns that are no features
+
+    def set_aside(self, names: Collection[str]) -> Raw:
+        """The same with columns that are no features apart."""
+        apart = {name: Texts.of(self.cells[name]) for name in names if name in self.cells}
+        cells = {name: held for name, held in self.cells.items() if name not in apart}
+        return replace(self, cells=cells, aside=apart)
 
     def where(self, row: int) -> str:
         return f"{self.file}, {self.unit} {self.lines[row]}"
@@ -82,8 +90,10 @@ def read_table(
     if not file.is_file():
         raise DataError(f"There is no file {str(file)!r}; give a {KINDS} file.")
     wanted = {column.name for column in schema.columns}
-    texts = {column.name for column in schema.columns if column.kind == "text"}
-    raw = open_table(file, schema.label, wanted.__contains__, texts, schema.missing)
+    texts = {column.name for column in schema.columns if column.kind == "text"} | {*schema.labels}
+    used, label = wanted | {*schema.labels}, schema.label or None
+    raw = open_table(file, label, used.__contains__, texts, schema.missing)
+    raw = raw.set_aside(schema.labels)
     lack = [column.name for column in schema.columns if column.name not in raw.cells]
     if lack:
         raise DataError(
@@ -120,6 +130,11 @@ def _encode(column: Column, raw: Raw, missing: Sequence[str], unknown: str) -> n
 
 
 def labels_of(raw: Raw, schema: Schema) -> np.ndarray | None:
+    """The label of each row, or a column for each of several; None if the table has not all."""
+    if schema.labels:
+        if not raw.aside.keys() >= {*schema.labels}:
+            return None
+        return np.stack([_marks(raw, name, schema.missing) for name in schema.labels], axis=1)
     markers = {plain(marker) for marker in schema.missing}
     held = raw.labels
     if held is None or all(is_missing(label, markers) for label in held.values):
@@ -132,6 +147,22 @@ def labels_of(raw: Raw, schema: Schema) -> np.ndarray | None:
                 f"{listed(value)} is needed. Correct it, or leave out the label column."
             )
     return np.array([value[plain(label)] for label in held.values], np.int64)[held.places]
+
+
+def _marks(raw: Raw, name: str, missing: Sequence[str]) -> np.ndarray:
+    """One of several labels: 1, 0, or -1 where it is missing."""
+    held, markers = raw.aside[name], {plain(marker) for marker in missing}
+    found = []
+    for cell, first in zip(held.values, held.first, strict=True):
+        mark = -1 if is_missing(cell, markers) else MARKS.get(plain(cell).lower())
+        if mark is None:
+            raise DataError(
+                f"{raw.where(first)}: the label {name!r} is {plain(cell)!r}, but of several labels "
+                "each is 1 or 0, true or false, or empty where it is not known. Correct it, or add "
+                "the value to `missing`."
+            )
+        found.append(mark)
+    return np.array(found, np.int64)[held.places]
 
 
 def open_table(

@@ -30,7 +30,8 @@ do many evaluations of the same rows.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ from fedminimax.metrics.precision_recall import auprc_from_counts
 from fedminimax.metrics.ranking import Flags, Floats, scores_and_labels
 
 Ask = Callable[..., np.ndarray]
+AskEach = Callable[..., Sequence[np.ndarray]]  # a sum for each label
 
 FEWEST_BINS = 16
 LARGEST = float(np.finfo(np.float64).max)
@@ -66,6 +68,15 @@ class FederatedAUC(NamedTuple):
     auprc_bound: float | None = None
 
 
+class Histogram(NamedTuple):
+    """The clients' scores, counted per class and bin. `withheld` counts the clients with too few
+    negatives, and those with too few positives, to report any."""
+
+    edges: Floats
+    counts: Floats  # (2, bins), negatives first
+    withheld: tuple[int, int]
+
+
 def federated_auc(
     ask: Ask, bins: int = 4096, exchanges: int = 2, least: int = 0, target: float = 0.0
 ) -> FederatedAUC:
@@ -84,18 +95,52 @@ def federated_auc(
         >>> federated_auc(ask).auc
         0.75
     """
-    results: list[FederatedAUC] = []
-    for edges, counts, withheld in histograms(ask, bins, exchanges, least):
-        negatives, positives = (int(total) for total in counts.sum(axis=1))
-        value, bound = auc_from_counts(counts, edges) or (None, None)
-        precision = dict(
-            zip(("auprc", "auprc_bound"), auprc_from_counts(counts, edges) or (), strict=False)
-        )
-        kept = {"withheld_negatives": withheld[0], "withheld_positives": withheld[1], **precision}
-        sizes = {"bins": edges.size + 1, "positives": positives, "negatives": negatives}
-        results.append(FederatedAUC(auc=value, bound=bound, exchanges=0, **sizes, **kept))
-        if bound is None or bound <= target:
+    return federated_aucs(_alone(ask), 1, bins, exchanges, least, target)[0]
+
+
+def federated_aucs(
+    ask: AskEach,
+    labels: int,
+    bins: int = 4096,
+    exchanges: int = 2,
+    least: int = 0,
+    target: float = 0.0,
+) -> list[FederatedAUC]:
+    """The federated AUC of each of several labels, in the exchanges of one.
+
+    Arguments as in `federated_auc`, but `ask` sends as many arrays for each label, those of the
+    first label first, and returns a sum for each label.
+    """
+    results: list[list[FederatedAUC]] = [[] for _ in range(labels)]
+    for found in label_histograms(ask, labels, bins, exchanges, least):
+        for own, histogram in zip(results, found, strict=True):
+            own.append(_measured(histogram))
+        if all(own[-1].bound is None or own[-1].bound <= target for own in results):
             break
+    return [_closest(own) for own in results]
+
+
+def _measured(found: Histogram) -> FederatedAUC:
+    edges, counts, withheld = found
+    negatives, positives = (int(total) for total in counts.sum(axis=1))
+    value, bound = auc_from_counts(counts, edges) or (None, None)
+    auprc, auprc_bound = auprc_from_counts(counts, edges) or (None, None)
+    return FederatedAUC(
+        auc=value,
+        bound=bound,
+        bins=edges.size + 1,
+        exchanges=0,
+        positives=positives,
+        negatives=negatives,
+        withheld_negatives=withheld[0],
+        withheld_positives=withheld[1],
+        auprc=auprc,
+        auprc_bound=auprc_bound,
+    )
+
+
+def _closest(results: list[FederatedAUC]) -> FederatedAUC:
+    """The smallest bound of each measure."""
     best = min(results, key=lambda result: result.bound or 0.0)
     closest = min(results, key=lambda result: result.auprc_bound or 0.0)
     return best._replace(
@@ -103,32 +148,37 @@ def federated_auc(
     )
 
 
-class Histogram(NamedTuple):
-    """The clients' scores, counted per class and bin. `withheld` counts the clients with too few
-    negatives, and those with too few positives, to report any."""
-
-    edges: Floats
-    counts: Floats  # (2, bins), negatives first
-    withheld: tuple[int, int]
-
-
 def histograms(
     ask: Ask, bins: int = 4096, exchanges: int = 2, least: int = 0
 ) -> Iterator[Histogram]:
     """The histograms of `federated_auc`, each finer than the one before where classes overlap."""
+    return (found[0] for found in label_histograms(_alone(ask), 1, bins, exchanges, least))
+
+
+def label_histograms(
+    ask: AskEach, labels: int, bins: int = 4096, exchanges: int = 2, least: int = 0
+) -> Iterator[list[Histogram]]:
+    """Those of several labels, together; see `federated_aucs`."""
     if exchanges < 1:
         raise ValueError(
             f"exchanges is {exchanges}; expected at least 1: nothing is known without a histogram."
         )
-    edges, used, withheld = first_edges(bins), np.empty(0), (0, 0)
+    edges, used = [first_edges(bins)] * labels, [np.empty(0)] * labels
+    withheld = [(0, 0)] * labels
     for exchange in range(1, exchanges + 1):
         if least > 1:
-            edges, withheld = _agreed(edges, ask("supported", edges, used))
-        counts = _whole(ask("histogram", edges), edges)
-        used = np.union1d(used, edges)
-        yield Histogram(edges, counts, withheld)
+            marks = ask("supported", *chain(*zip(edges, used, strict=True)))
+            agreed = [_agreed(*own) for own in zip(edges, marks, strict=True)]
+            edges, withheld = [own[0] for own in agreed], [own[1] for own in agreed]
+        counts = [_whole(*own) for own in zip(ask("histogram", *edges), edges, strict=True)]
+        used = [np.union1d(*own) for own in zip(used, edges, strict=True)]
+        yield [Histogram(*own) for own in zip(edges, counts, withheld, strict=True)]
         if exchange < exchanges:
-            edges = refine(edges, counts, bins)
+            edges = [refine(*own, bins) for own in zip(edges, counts, strict=True)]
+
+
+def _alone(ask: Ask) -> AskEach:
+    return lambda question, *arrays: [ask(question, *arrays)]
 
 
 # The client's side: pure functions of its own rows and of what the server sent.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedminimax.problems.binary import BinaryProblem
 from fedminimax.problems.network import Parameters
 from fedminimax.problems.questions import shares
-from fedminimax.types import AnswerCheck, Batch, Point, Query, Vectors
+from fedminimax.types import MOST_VARIABLES, AnswerCheck, Batch, Point, Query, Vectors
 
 
 class AUC(BinaryProblem):
@@ -28,14 +28,17 @@ class AUC(BinaryProblem):
     where the margin form keeps alpha >= 0. At the best a, b and alpha the square form is p (1-p)
     times the mean over pairs of (1 - s_+ + s_-)^2, less p (1-p).
 
+    With L labels, or classes against all others, the loss is the sum of these: x = (network
+    weights, a_1 .. a_L, b_1 .. b_L), y = (alpha_1 .. alpha_L), and each label has its own p.
+
     Arguments:
         module: the network, with one output per row.
         positive_share: p. None: `prepare` asks the clients for sum_k w_k p_k before round 0, or
-            takes the share that class-balanced batches are drawn with.
+            takes the share that class-balanced batches are drawn with. For one label only.
         form: the loss, "square" or "margin".
         score: "sigmoid" puts the output through a sigmoid, "raw" does not.
         margin: m, of the margin form.
-        least_per_bin: see `BinaryProblem`.
+        least_per_bin, labels: see `BinaryProblem`.
     """
 
     by_rows = True
@@ -49,8 +52,9 @@ class AUC(BinaryProblem):
         score: Literal["sigmoid", "raw"] = "sigmoid",
         margin: float = 1.0,
         least_per_bin: int = 0,
+        labels: Sequence[str] = (),
     ):
-        super().__init__(module, least_per_bin)
+        super().__init__(module, least_per_bin, labels)
         if form not in ("square", "margin") or score not in ("sigmoid", "raw"):
             raise ValueError(
                 f'form is {form!r} and score {score!r}; give "square" or "margin", and '
@@ -63,15 +67,23 @@ class AUC(BinaryProblem):
                 f"positive_share is {positive_share}; give a share between 0 and 1, or None to "
                 "estimate it"
             )
+        if positive_share is not None and labels:
+            raise ValueError(
+                f"positive_share is {positive_share}, but there are {len(labels)} labels, each "
+                "with its own: leave it out, so that they are estimated"
+            )
         self.positive_share, self.margin = positive_share, margin
         self.form, self.score = form, score
 
     def start(self) -> Point:
         weights = self.network.start()
-        return Point(torch.cat([weights, weights.new_zeros(2)]), weights.new_zeros(1))
+        count = len(self.labels) or 1
+        return Point(torch.cat([weights, weights.new_zeros(2 * count)]), weights.new_zeros(count))
 
-    def prepare(self, ask: Query) -> AUC:
-        """The problem with its share of positives."""
+    def prepare(self, ask: Query) -> Self:
+        """The problem with its share of positives, or those of several labels."""
+        if self.labels:
+            return super().prepare(ask)
         share = self.positive_share
         if share is None:
             share = ask.sampled_positive_share
@@ -98,50 +110,66 @@ class AUC(BinaryProblem):
         return torch.sigmoid(raw) if self.score == "sigmoid" else raw
 
     def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        if self.positive_share is None:
-            raise ValueError(
-                "the share of positives is not known yet: call prepare first, or give "
-                "positive_share"
-            )
         weights, own = self.network.parts(value)
-        p, s = self.positive_share, self.scores(weights, batch)
-        (a, b), (alpha,) = own.unbind(), y.unbind()
-        positive = (batch.labels > 0).to(s.dtype)
-        negative = 1 - positive
+        p, s = self.prior(y), self.scores(weights, batch)
+        positive, negative = self.sides(batch, s.dtype)
+        if self.labels:
+            (a, b), alpha = own.view(2, -1).unbind(), y
+        else:
+            (a, b), (alpha,) = own.unbind(), y.unbind()
+        known = positive + negative if self.labels else 1.0
         squares = (1 - p) * (s - a) ** 2 * positive + p * (s - b) ** 2 * negative
         difference = p * s * negative - (1 - p) * s * positive
         if self.form == "square":
             coupling = 2 * (1 + alpha) * difference
         else:
-            coupling = 2 * alpha * (p * (1 - p) * self.margin + difference)
-        return batch.mean(squares + coupling) - p * (1 - p) * alpha**2
+            coupling = 2 * alpha * (p * (1 - p) * self.margin * known + difference)
+        if not self.labels:
+            return batch.mean(squares + coupling) - p * (1 - p) * alpha**2
+        return batch.mean(squares + coupling - p * (1 - p) * alpha**2 * known).sum()
+
+    def prior(self, like: Tensor) -> Any:
+        """p, or that of each label."""
+        if self.labels and self.positive_shares:
+            return torch.tensor(self.positive_shares, dtype=like.dtype, device=like.device)
+        if self.positive_share is None:
+            raise ValueError(
+                "the share of positives is not known yet: call prepare first, or give "
+                "positive_share"
+            )
+        return self.positive_share
 
     def variables(self, point: Point, ask: Query) -> dict[str, float]:
-        """a, b and alpha."""
-        a, b = point.x[-2:].tolist()
-        return {"a": a, "b": b, "alpha": float(point.y[0])}
+        """a, b and alpha, of each label."""
+        count, names = len(point.y), [f" {name}" for name in self.labels] or [""]
+        if 3 * count > MOST_VARIABLES:
+            return {}
+        own = torch.cat([point.x[-2 * count :], point.y]).tolist()
+        keys = [f"{letter}{name}" for letter in ("a", "b", "alpha") for name in names]
+        return dict(zip(keys, own, strict=True))
 
     def project_y(self, y: Tensor, /) -> Tensor:
         return torch.clamp(y, min=0) if self.form == "margin" else y
 
     def dual_statistics(self, x: Tensor, batch: Batch) -> Tensor:
-        """Four means over rows: the scores and the number of positives, then of negatives."""
+        """Four means over rows, for each label: the scores and the number of positives, then of
+        negatives."""
         s = self.scores(x, batch)
-        positive = (batch.labels > 0).to(s.dtype)
-        return torch.stack(
-            [batch.mean(v) for v in (s * positive, positive, s * (1 - positive), 1 - positive)]
-        )
+        positive, negative = self.sides(batch, s.dtype)
+        each = [batch.mean(v) for v in (s * positive, positive, s * negative, negative)]
+        return torch.stack(each).reshape(-1)
 
     def dual_from(self, mean: Tensor) -> Tensor:
         """CODA's alpha: the mean score of negatives less that of positives (plus the margin)."""
+        upper, positive, lower, negative = mean.reshape(4, -1)
         tiny = torch.finfo(mean.dtype).tiny
-        gap = mean[2] / mean[3].clamp(min=tiny) - mean[0] / mean[1].clamp(min=tiny)
-        return (gap if self.form == "square" else self.margin + gap).reshape(1)
+        gap = lower / negative.clamp(min=tiny) - upper / positive.clamp(min=tiny)
+        return gap if self.form == "square" else self.margin + gap
 
     def best_dual_from(self, mean: Tensor) -> Tensor:
         """The alpha that maximises the objective with its p. It equals `dual_from` if p is the
         share of positives in the rows themselves."""
-        p = self.positive_share
-        assert p is not None
-        gap = (p * mean[2] - (1 - p) * mean[0]) / (p * (1 - p))
-        return (gap if self.form == "square" else self.margin + gap).reshape(1)
+        upper, _, lower, _ = mean.reshape(4, -1)
+        p = self.prior(mean)
+        gap = (p * lower - (1 - p) * upper) / (p * (1 - p))
+        return gap if self.form == "square" else self.margin + gap

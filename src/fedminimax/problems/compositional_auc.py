@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedminimax.problems.auc import AUC
@@ -54,8 +54,9 @@ class CompositionalAUC(AUC):
         inner_lr: float = 0.1,
         hessian: Hessian = "exact",
         evaluated: Evaluated = "x",
+        labels: Sequence[str] = (),
     ):
-        super().__init__(module, positive_share, form, score, margin, least_per_bin)
+        super().__init__(module, positive_share, form, score, margin, least_per_bin, labels)
         if not (math.isfinite(inner_lr) and inner_lr >= 0):
             raise ValueError(
                 f"inner_lr is {inner_lr!r}; give a finite number of at least 0: the inner step "
@@ -71,12 +72,6 @@ class CompositionalAUC(AUC):
     def sweep_gradients(self) -> int:
         """One for cross-entropy, one for AUC, and two for the product with the Hessian."""
         return 4 if self.hessian == "exact" else 2
-
-    def cross_entropy(self, weights: Tensor, batch: Batch) -> Tensor:
-        """The mean cross-entropy of the logits on a batch."""
-        logits = self.raw_scores(weights, batch)
-        target = (batch.labels > 0).to(logits.dtype)
-        return batch.mean(F.binary_cross_entropy_with_logits(logits, target, reduction="none"))
 
     def inner(self, level: int, value: Tensor, batch: Batch) -> Tensor:
         if level != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedminimax.problems.binary import BinaryProblem
@@ -19,6 +18,4 @@ class CrossEntropy(BinaryProblem):
         return Point(weights, weights.new_zeros(0))
 
     def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        logits = self.raw_scores(value, batch)
-        target = (batch.labels > 0).to(logits.dtype)
-        return batch.mean(F.binary_cross_entropy_with_logits(logits, target, reduction="none"))
+        return self.cross_entropy(value, batch)

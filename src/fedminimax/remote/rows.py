@@ -30,7 +30,7 @@ from fedminimax.data.sites import (
 )
 from fedminimax.data.statistics import local_moments
 from fedminimax.data.tables import Raw
-from fedminimax.experiment import FACTS, SPLITS, check_split
+from fedminimax.experiment import FACTS, SPLITS, check_split, facts_of
 from fedminimax.remote.wire import quoted
 
 LARGEST = 1e100  # of what a site may tell as the sum of a column
@@ -264,7 +264,7 @@ def agree(outlines: dict[str, Table]) -> Agreed:
         options = _same(outlines, "options")
         reader = Folder("", **{**options, "missing": tuple(options["missing"])})
         schema, _ = reader.schema(_columns(outlines), _values(outlines))
-    return Agreed(schema, {"features": len(schema.features), "classes": schema.count})
+    return Agreed(schema, {"features": len(schema.features), **facts_of(schema)})
 
 
 def _same(outlines: dict[str, Table], what: str) -> Any:

@@ -154,7 +154,9 @@ def _data(run: Told) -> Part:
     if schema is not None:
         names = ", ".join(column["name"] for column in schema["columns"])
         rows.append((f"Columns ({len(schema['columns'])})", names))
-        if not schema["classes"]:
+        if schema["labels"]:
+            rows.append(("Labels", ", ".join(schema["labels"])))
+        elif not schema["classes"]:
             rows.append(("Positive", ", ".join(schema["positive"]) or NONE))
             rows.append(("Negative", ", ".join(schema["negative"]) or NONE))
     left_out = run.experiment.data.options.get("drop", ())

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from fedminimax.report import charts, costs, curves, outcome, pieces, quality, searches, site_tables
+from fedminimax.report import (
+    charts,
+    costs,
+    curves,
+    label_tables,
+    outcome,
+    pieces,
+    quality,
+    searches,
+    site_tables,
+)
 from fedminimax.report.charts import Chart
 from fedminimax.report.curves import Asks
 from fedminimax.report.page import whole
@@ -28,6 +38,7 @@ def page(groups: Sequence[Group], asks: Asks) -> str:
         "Outcome": outcome.section(groups, asks),
         **dict(curved if outcome.rare(asks) else reversed(curved.items())),
         site_tables.title(groups): site_tables.section(groups, asks),
+        "Labels": label_tables.section(groups),
         "Probabilities": quality.probabilities(groups, asks),
         "Learning curves": _learning(groups),
         "Searches": searches.section(groups),

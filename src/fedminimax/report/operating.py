@@ -13,6 +13,7 @@ from fedminimax.engine.state.folder import RunFolder
 from fedminimax.experiment import Built, outputs_of
 from fedminimax.metrics import calibration as maps
 from fedminimax.metrics.federated_auc import Histogram
+from fedminimax.problems.binary import BinaryProblem
 
 CALIBRATION = "calibration.json"
 
@@ -33,39 +34,64 @@ class Calibration(NamedTuple):
 
 def save_calibration(run: Run, built: Built, folder: str | os.PathLike) -> None:
     """Writes the calibration of the last and of the best model beside them, where a run was trained
-    on tables with two classes and kept validation rows of both."""
-    schema = built.about.get("schema")
-    if schema is None or schema["classes"] or "validation" not in built.clients.splits:
+    on tables and ranks two classes, or several labels, and kept validation rows of both classes."""
+    schema, problem = built.about.get("schema"), built.problem
+    labels = getattr(problem, "labels", ())
+    if schema is None or "validation" not in built.clients.splits:
+        return
+    if schema["classes"] and not labels:
         return
     if Path(folder, CALIBRATION).exists():
         return  # a finished run that was resumed
     shards = built.clients.splits["validation"]
-    rows = [shards.rows(number) for number in range(len(built.clients))]
-    if len(np.unique(np.concatenate([row[1].numpy() for row in rows]))) < 2:
-        return
-    least = getattr(built.problem, "least_per_bin", 0)
+    rows = [shards.batch(number) for number in range(len(built.clients))]
+    least = getattr(problem, "least_per_bin", 0)
     found: dict[str, Any] = {}
     for name in ("last", "best") if run.best is not None else ("last",):
-        held = [(outputs_of(run, row[0], name == "best").numpy(), row[1].numpy()) for row in rows]
+        outputs = [outputs_of(run, batch.features, name == "best").numpy() for batch in rows]
+        if not isinstance(problem, BinaryProblem) or not labels:
+            held = zip(outputs, [batch.labels.numpy() for batch in rows], strict=True)
+            found[name] = _calibrated(list(held), least)
+            continue
+        marks = [problem.marks(batch).numpy() for batch in rows]
+        found[name] = {}
+        for place, label in enumerate(labels):
+            known = [own[:, place] >= 0 for own in marks]
+            held = [
+                (scores[there, place], own[there, place])
+                for scores, own, there in zip(outputs, marks, known, strict=True)
+                if there.any()
+            ]
+            found[name][label] = _calibrated(held, least)
+    if all(one is not None for one in found.values()):
+        RunFolder(folder).write_json(CALIBRATION, found)
 
-        def ask(question: str, *arrays: np.ndarray, held: Any = held) -> np.ndarray:
-            return np.sum([maps.answer(question, *h, *arrays, least=least) for h in held], axis=0)
 
-        counts = maps.federated_counts(ask, least)
-        found[name] = {
-            "platt": maps.federated_platt(ask).to_json(),
-            "edges": counts.edges.tolist(),
-            "counts": counts.counts.tolist(),
-            "withheld": list(counts.withheld),
-        }
-    RunFolder(folder).write_json(CALIBRATION, found)
+def _calibrated(held: list[tuple[np.ndarray, np.ndarray]], least: int) -> dict[str, Any] | None:
+    """The calibration by each site's scores and labels; None without rows of both classes."""
+    if not held or len(np.unique(np.concatenate([labels for _, labels in held]))) < 2:
+        return None
+
+    def ask(question: str, *arrays: np.ndarray) -> np.ndarray:
+        return np.sum([maps.answer(question, *h, *arrays, least=least) for h in held], axis=0)
+
+    counts = maps.federated_counts(ask, least)
+    return {
+        "platt": maps.federated_platt(ask).to_json(),
+        "edges": counts.edges.tolist(),
+        "counts": counts.counts.tolist(),
+        "withheld": list(counts.withheld),
+    }
 
 
-def calibration_of(folder: str | os.PathLike, best: bool) -> Calibration | None:
-    """What `save_calibration` wrote; None of a run that has none, as one between sites."""
+def calibration_of(folder: str | os.PathLike, best: bool, label: str = "") -> Calibration | None:
+    """What `save_calibration` wrote, of one of several labels if named; None of a run that has
+    none, as one between sites."""
     if not Path(folder, CALIBRATION).exists():
         return None
     held = RunFolder(folder).read_json(CALIBRATION).get("best" if best else "last")
+    if held is not None and label:
+        held = held[label]
     if held is None:
         return None
     platt = maps.from_json(held["platt"])

@@ -78,6 +78,8 @@ def asked(folder: Path, split: str) -> Asked | str:
     problem, record = run.problem, run.kept
     if not isinstance(problem, BinaryProblem):
         return f"{experiment.problem.name} does not rank rows, so it has no ROC curve"
+    if problem.labels:
+        return f"it ranks {len(problem.labels)} labels, of which a table tells"
     returned = run.rounds if run.best is None else run.best.round
     if record["round"] != returned:
         return f"the run ended at round {returned}, which was not evaluated"

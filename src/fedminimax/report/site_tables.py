@@ -77,7 +77,7 @@ def _of(group: Group, asks: Asks, name: str) -> Interval:
 def _site_cell(own: Shares, name: str, interval: Interval) -> str:
     value = own.values.get(name)
     if value is None and name in own.values and own.measure == "AUC":
-        return '<span class="few">one class</span>'
+        return f'<span class="few">{"few rows" if name in own.small else "one class"}</span>'
     if value is None:
         return pieces.NONE
     text = pieces.over_runs(value)
