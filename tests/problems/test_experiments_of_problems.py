@@ -300,8 +300,8 @@ def test_classes_that_cannot_be_are_refused(table, options, sentence, monkeypatc
 
 
 def test_a_binary_problem_refuses_several_classes(table):
-    with pytest.raises(ValueError, match=r"of 8 classes, but AUC tells two apart.*\[data\]"):
-        build(experiment(pooled(table, classes="all"), "auc"))
+    with pytest.raises(ValueError, match=r"of 8 classes, but RatioLoss tells two apart.*\[data\]"):
+        build(experiment(pooled(table, classes="all"), "ratio_loss"))
     with pytest.raises(DataError, match="The labels hold"):
         build(experiment(pooled(table, classes="all"), split={"positive_share": 0.1}))
 
