@@ -153,7 +153,8 @@ def test_derivatives_are_finite_differences_and_unknown_rows_have_none(form):
     point = [torch.randn_like(v, requires_grad=True) for v in problem.start()]
     torch.autograd.gradcheck(lambda x, y: problem.outer(x, y, batch), point)
     none = Batch((batch.features, torch.full_like(batch.labels, -1)), batch.weight, batch.padding)
-    assert problem.outer(*point, none).item() == 0
+    x, y = point
+    assert problem.outer(x, y, none).item() == 0
 
 
 def test_classes_are_each_against_the_others():
