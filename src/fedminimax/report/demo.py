@@ -62,8 +62,11 @@ def demo(folder: Path, splits: int = 3) -> int:
     for name, results in found.items():
         console.print(_table(f"{name}: {DATA[name][0]}", results))
         console.print(_gain(results))
-        aucs = {row: [m["auc"] for m in own] for row, own in results.items()}
-        picture = dots(f"{name}: {DATA[name][0]}", "test AUC", aucs, AUTO)
+        panels = {
+            title: {row: [m[measure] for m in own] for row, own in results.items()}
+            for title, measure in (("test AUC", "auc"), ("test AUPRC", "auprc"))
+        }
+        picture = dots(f"{name}: {DATA[name][0]}", panels, AUTO)
         (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
     console.print(
         "Mean and standard deviation over splits, on test rows of all sites; validation rows\n"
