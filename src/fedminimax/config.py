@@ -154,6 +154,8 @@ def read_toml(path: str | Path) -> Table:
         raise ConfigError(f"there is no file {str(path)!r}; give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply; give tables of a few levels") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -377,6 +379,8 @@ def _coerced(value: Any, hint: Any, where: str) -> Any:
         return {k: _coerced(v, arguments[1], f"{where}.{k}") for k, v in value.items()}
     if inspect.isclass(hint) and issubclass(hint, Schedule):
         return _schedule(value, where)
+    if type(value) is int and abs(value) >= 2**63:
+        raise ConfigError(f"{where} has {value.bit_length()} bits; give a number below 2**63")
     if hint is float and _is_number(value):
         if not math.isfinite(value):
             raise ConfigError(f"{where} is {value}; give a finite number")

@@ -14,6 +14,8 @@ import sys
 import time
 import tomllib
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -346,6 +348,46 @@ def test_a_disk_that_is_full_from_the_start_leaves_nothing(home, refused, monkey
 
 
 # compare
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a = " + "[" * 5000 + "]" * 5000, "is nested too deeply; give tables of a few levels"),
+        (MINE.replace('"codasca"', '"codasca"\nlr = 1' + "0" * 400), "lr has 1329 bits; give"),
+        (
+            MINE.replace('"codasca"', f'"codasca"\nlocal_steps = {10**30}'),
+            "local_steps has 100 bits",
+        ),
+        (MINE + "[split]\ntrain = '" + "x" * 3_000_000 + "'", " letters) ... "),
+    ],
+)
+def test_what_is_too_large_is_a_short_sentence(home, refused, text, sentence):
+    Path("big.toml").write_text(text)
+    said = refused("run", "big.toml")
+    assert sentence in said
+    assert len(said) < 3000
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (MemoryError("Unable to allocate 8.00 EiB"), "more memory than there is"),
+        (RecursionError("maximum"), "nested too deeply"),
+        (OverflowError("int too large"), "too large to compute with"),
+        (zlib.error("invalid block"), "a file is damaged"),
+        (zipfile.BadZipFile("no zip"), "a file is damaged"),
+        (RuntimeError("you can't allocate memory: tried 9 bytes"), "more memory than there is"),
+    ],
+)
+def test_no_error_of_limits_ends_in_a_traceback(monkeypatch, refused, error, sentence):
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr("fedminimax.cli.list.command", fail)
+    said = refused("list")
+    assert sentence in said
+    assert str(error) in said
 
 
 def test_compare_ranks_by_validation_rows(home, run):

@@ -15,6 +15,7 @@ from deployment import HEART, SITES, deployed, experiment, site_file
 
 from fedminimax.cli import main
 from fedminimax.config import Experiment
+from fedminimax.engine.state.lock import locked
 from fedminimax.privacy.accountant import epsilon_of, mu2_of
 from fedminimax.remote.in_process import InProcess
 from fedminimax.remote.ledger import Ledger, LedgerError, Release
@@ -172,6 +173,11 @@ def test_with_a_full_disk_nothing_is_released(ledger):
         ledger.charge(release("b"))
     assert ledger.file.read_bytes() == before
     assert ledger.charge(release("b")) == 0.5
+
+
+def test_it_is_written_while_the_engine_of_the_site_holds_its_folder(ledger):
+    with locked(ledger.folder):
+        assert ledger.charge(release("a")) > 0
 
 
 # ------------------------------------------------------------------------------------------- runs

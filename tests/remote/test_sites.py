@@ -944,7 +944,7 @@ def test_the_paths_of_a_site_stay_there(tmp_path):
         return handler(message)
 
     run = deployed(which, Unreliable({**handlers, "va": va.handle}, damage), tmp_path)
-    assert "CheckpointError, of which the log of site 'va' says more" in run.outcome
+    assert "DamagedError, of which the log of site 'va' says more" in run.outcome
     assert str(tmp_path) not in run.outcome
     assert f"refused: {tmp_path / 'va'}" in logged[0]
     assert "is damaged or cut short" in logged[0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
+from zipfile import BadZipFile
 
 import fedminimax
 from fedminimax.cli.common import Stopped
@@ -53,6 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _warnings_as_notes():
             return options.command(options)
+    except (
+        *(MemoryError, RecursionError, OverflowError),
+        *(EOFError, zlib.error, BadZipFile),
+    ) as error:
+        kinds = [text for kind, text in _BEYOND.items() if isinstance(error, kind)]
+        _say(f"{[*kinds, 'a file is damaged or holds something else'][0]} ({error})")
+        return 2
     except OSError as error:
         _say(f"{error.filename}: {error.strerror}" if error.filename else error)
         return 2
@@ -60,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from fedminimax.engine.backends.torchrun import LostError, PeerError
         from fedminimax.engine.job import ClientError
 
+        if "can't allocate memory" in str(error) or "out of memory" in str(error):
+            error = ValueError(f"{_BEYOND[MemoryError]} ({str(error).splitlines()[0]})")
         if not isinstance(error, ValueError | ClientError | PeerError):
             raise
         # Process 0 may be the one that is gone, so every other says it.
@@ -103,12 +114,24 @@ def _help() -> str:
     return f"{usage}\n\n{fedminimax.__doc__}\n\n{listed}\n\n{more}"
 
 
+_BEYOND: dict[type, str] = {
+    MemoryError: "this needs more memory than there is: make it smaller, or use a larger machine",
+    RecursionError: "something here is nested too deeply: give fewer levels",
+    OverflowError: "a number is too large to compute with: give a smaller one",
+}
+_LONGEST = 2000  # letters of a sentence
+
+
 def _say(sentence: object, who: str = "fedminimax", all_say: bool = False) -> None:
     """Once, however many processes torchrun started, unless all of them say it."""
     from fedminimax.engine.backends.torchrun import rank
 
+    text = str(sentence)
+    if len(text) > _LONGEST:
+        left_out = len(text) - _LONGEST
+        text = f"{text[: _LONGEST // 2]} ... ({left_out} letters) ... {text[-_LONGEST // 2 :]}"
     if all_say or rank() == 0:
-        print(f"{who}: {sentence}", file=sys.stderr, flush=True)
+        print(f"{who}: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

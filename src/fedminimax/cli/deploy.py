@@ -18,6 +18,7 @@ from fedminimax.cli.web import served as served_page
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.engine.state.folder import RunFolder
 from fedminimax.privacy.accountant import epsilon_of
+from fedminimax.remote.audit import AuditLog, summary
 from fedminimax.remote.calls import Faults
 from fedminimax.remote.consortium import (
     FOLDER,
@@ -120,6 +121,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--confirm", metavar="REASON", help="go on with a ledger that was damaged, and say why"
     )
+
+    command = _action(
+        actions, "log", _log, "at a site: what it was asked, and what it has answered",
+        "fedminimax deploy log va/",
+    )  # fmt: skip
+    command.add_argument("--run", metavar="NAME", help="of this run only")
 
     _action(
         actions, "measure", _measure, "seconds and bytes of a round, with a consortium made here",
@@ -343,6 +350,15 @@ def _ledger(options: argparse.Namespace) -> int:
         print(f"{own.data or '(no rows)'}: {spent}; {most}; {own.runs} runs, {own.calls} calls")
     if not found:
         print("nothing was released yet")
+    return 0
+
+
+def _log(options: argparse.Namespace) -> int:
+    entries = AuditLog(options.folder).entries()
+    told = [e for e in entries if options.run is None or e.get("run") == options.run]
+    for line in summary(told):
+        print(line)
+    print(f"{len(entries)} lines, none edited or lost" if entries else "nothing was asked yet")
     return 0
 
 

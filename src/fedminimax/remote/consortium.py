@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -206,7 +207,10 @@ def read_request(file: Path) -> dict[str, Any]:
         raise ConfigError(
             f"there is no file {file}: give the request that a site has sent"
         ) from None
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError),
+        *(KeyError, TypeError, ValueError, RuntimeError),
+    ) as error:
         raise ConfigError(f"{file} is not a request of `deploy join` ({error})") from error
 
 

@@ -83,7 +83,7 @@ class Ledger:
     def charge(self, release: Release, limit: float | None = None) -> float:
         """Writes a release down, unless the same call is there already, and returns what the rows
         have spent. With more than `limit`, nothing is written or released."""
-        with locked(self.folder, WAIT):
+        with locked(lock_folder(self.folder), WAIT):
             entries = self.entries()
             known = [e for e in entries if e.get("data") == release.data]
             before = _mu2(known)
@@ -104,7 +104,7 @@ class Ledger:
             if (self.folder / SECRET).exists():
                 raise LedgerError(f"the ledger of {self.folder} is gone: {_CONFIRM}")
             return []
-        found, last = _read(self.file)
+        found, last = read_chain(self.file)
         if last is None:
             raise LedgerError(f"the ledger {self.file} was edited or cut: {_CONFIRM}")
         told = self._told()
@@ -123,8 +123,8 @@ class Ledger:
     def confirm(self, reason: str) -> None:
         """Begins a ledger anew after a person has looked: with what can still be read of the old
         one, or with what its head tells, if that is more. The old files are kept beside it."""
-        with locked(self.folder, WAIT):
-            found, _ = _read(self.file)
+        with locked(lock_folder(self.folder), WAIT):
+            found, _ = read_chain(self.file)
             told = self._told() or {"spent": {}}
             spent = {name: _mu2([e for e in found if e["data"] == name]) for name in _names(found)}
             for name, mu2 in told["spent"].items():
@@ -153,7 +153,7 @@ class Ledger:
     def _append(self, entries: list[dict[str, Any]], entry: dict[str, Any]) -> dict[str, Any]:
         before = entries[-1]["hash"] if entries else START
         line = {**entry, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        line["hash"] = _hash(before, line)
+        line["hash"] = link(before, line)
         try:
             size = self.file.stat().st_size if self.file.exists() else 0
             try:
@@ -195,12 +195,20 @@ _CONFIRM = (
 )
 
 
-def _hash(before: str, line: dict[str, Any]) -> str:
+def lock_folder(site: Path) -> Path:
+    """Where processes of a site lock what they write: the lock of its own folder is held for as
+    long as its engine runs."""
+    (site / "runs").mkdir(parents=True, exist_ok=True)
+    return site / "runs"
+
+
+def link(before: str, line: dict[str, Any]) -> str:
+    """The digest of a line and of the line before, whose digest is `before`."""
     own = {name: value for name, value in line.items() if name != "hash"}
     return hashlib.sha256((before + json.dumps(own, sort_keys=True)).encode()).hexdigest()
 
 
-def _read(file: Path) -> tuple[list[dict[str, Any]], str | None]:
+def read_chain(file: Path) -> tuple[list[dict[str, Any]], str | None]:
     """The lines up to the first that is not as it was written, and the last digest if all are."""
     found: list[dict[str, Any]] = []
     before = START
@@ -208,7 +216,7 @@ def _read(file: Path) -> tuple[list[dict[str, Any]], str | None]:
         lines = file.read_text(encoding="utf-8").splitlines()
         for text in lines:
             line = json.loads(text)
-            if line["hash"] != _hash(before, line):
+            if line["hash"] != link(before, line):
                 return found, None
             before = line["hash"]
             found.append(line)

@@ -141,9 +141,42 @@ def split_rows(held: Holding, experiment: Experiment, setup: Table, number: int)
     if isinstance(held, OwnClients):
         check_split(experiment, held.data)
         return Rows(held.rows(number, setup["names"]), None)
-    own = held.site(Schema.from_json(setup["schema"]))
+    schema = Schema.from_json(setup["schema"])
+    if isinstance(held, OwnTable):
+        check_schema(held, schema)
+    own = held.site(schema)
     parts = split_sites([own], experiment.split, number)
     return Rows({name: sites[0] for name, sites in parts.items()}, own.columns)
+
+
+def check_schema(held: OwnTable, schema: Schema) -> None:
+    """Refuses a schema that reads this site's table otherwise than its own file says: numbers as
+    codes, other labels, or other marks of missing values. Codes of other sites may be added."""
+    reader, outline = held.reader, held.outline()
+    values = schema.classes or schema.positive + schema.negative
+    expected, _ = reader.schema(schema.columns, ordered(values))
+    if expected != schema or not set(outline["labels"]) <= set(values):
+        raise ConfigError(
+            f"the run reads the labels or missing values of site {held.name!r} otherwise than its "
+            "site file says: agree on label, positive, classes and missing in [data]"
+        )
+    own = {column["name"]: column for column in outline["columns"]}
+    for column in schema.columns:
+        mine = own.get(column.name)
+        if column.missing or column.drop_first or mine is None:
+            wrong = "is not among its own, or has marks of its own"
+        elif column.name in outline["empty"]:
+            continue
+        elif column.kind != mine["kind"]:
+            wrong = f"is {column.kind}, and at the site it is {mine['kind']}"
+        elif not set(mine["codes"]) <= set(column.codes):
+            wrong = "lacks codes that the site has"
+        else:
+            continue
+        raise ConfigError(
+            f"column {quoted(column.name)!r} of the run {wrong}: site {held.name!r} reads its "
+            "table as its own file says"
+        )
 
 
 def digest_of(found: Rows) -> str:
@@ -157,10 +190,23 @@ def digest_of(found: Rows) -> str:
     return digest.hexdigest()
 
 
-def told_moments(found: Rows, centre: np.ndarray | None, least: int) -> np.ndarray:
-    """The sums of the training rows, without those of columns that have a value in a few only."""
-    moments = local_moments(found.splits["train"].features, centre)
+def told_moments(
+    found: Rows, centre: np.ndarray | None, least: int, least_marked: int = 0
+) -> np.ndarray:
+    """The sums of the training rows, without those of columns that have a value in a few only. A
+    mark of 0 or 1 that fewer than `least_marked` rows have counts as the other one."""
+    features = _merged(found.splits["train"].features, least_marked)
+    moments = local_moments(features, centre)
     return np.where(moments[0] >= least, moments, 0.0)
+
+
+def _merged(features: np.ndarray, least: int) -> np.ndarray:
+    ones, zeros = (features == 1).sum(0), (features == 0).sum(0)
+    marks = ones + zeros == (~np.isnan(features)).sum(0)
+    for few, value, other in ((ones, 1.0, 0.0), (zeros, 0.0, 1.0)):
+        rare = marks & (few > 0) & (few < least)
+        features = np.where(rare & (features == value), other, features)
+    return features
 
 
 def told_counts(found: Rows, edges: np.ndarray, sizes: np.ndarray, least: int) -> np.ndarray:

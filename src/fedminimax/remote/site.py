@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import threading
@@ -16,11 +17,13 @@ from fedminimax import __version__
 from fedminimax.config import ConfigError, Experiment, Table, messages_text
 from fedminimax.data.clients import Clients
 from fedminimax.engine.round import Federation
+from fedminimax.engine.settings import Settings
 from fedminimax.engine.state.checkpoint import CheckpointError, read, write
 from fedminimax.engine.state.lock import BusyError, locked
 from fedminimax.experiment import SPLITS, batches
 from fedminimax.problems.check_levels import check_levels
 from fedminimax.problems.network_problem import NetworkProblem
+from fedminimax.remote.audit import AuditError, AuditLog
 from fedminimax.remote.ledger import Ledger
 from fedminimax.remote.private import SitePrivacy, check_promise
 from fedminimax.remote.rows import (
@@ -47,6 +50,10 @@ def refusal(reason: str, run: Any = None, site: str | None = None) -> bytes:
     return Message(about, {}).to_bytes()
 
 
+def _digest(content: bytes) -> str:
+    return hashlib.blake2s(content, digest_size=16).hexdigest()
+
+
 def received(content: bytes) -> Message:
     try:
         return Message.from_bytes(content)
@@ -61,8 +68,10 @@ class Site:
         register(file.allow)
         self.file = file
         self.log = log or (lambda text: print(text, file=sys.stderr, flush=True))
+        self.audit = AuditLog(file.folder)
         self._held = holding(file.name, file.folder, file.data)
         self._workers: dict[str, Worker] = {}
+        self._settings: dict[str, Settings] = {}
         self._rows: dict[str, Rows] = {}
         self._lock = threading.Lock()
 
@@ -71,15 +80,32 @@ class Site:
         return Site(SiteFile.read(folder))
 
     def handle(self, content: bytes) -> bytes:
-        """The reply to a message, whatever it is: nothing is raised."""
+        """The reply to a message, whatever it is: nothing is raised. Each call is in the audit log
+        before its reply is sent; if it cannot be, nothing is sent but a refusal."""
+        call: dict[str, Any] = {"run": None, "digest": _digest(content), "received": len(content)}
+        reply, why = self._answered(content, call)
+        try:
+            told = {"bytes": len(reply), "answered": why is None, "why": why}
+            self.audit.append({**call, **told})
+        except (AuditError, BusyError) as error:
+            self.log(str(error))
+            reason = "its audit log cannot be written or relied on, so it sends nothing"
+            return refusal(f"{reason}: its own log says more", call["run"], self.file.name)
+        return reply
+
+    def _answered(self, content: bytes, call: dict[str, Any]) -> tuple[bytes, str | None]:
+        """The reply, and why it is none. `call` is told what the call is about."""
         run: Any = None
         try:
             message = received(content)
             run = message.about.get("run")
-            return self._reply(message).to_bytes()
+            for name in ("run", "kind", "question", "split", "round", "phase"):
+                value = message.about.get(name)
+                call[name] = value if type(value) is int else value and quoted(value)[:80]
+            return self._reply(message, call).to_bytes(), None
         except BusyError as error:
             self.log(f"not done: {error}")
-            return busy(run, self.file.name)
+            return busy(run, self.file.name), str(error)
         except (SiteError, ConfigError) as error:
             reason = str(error)
             self.log(f"refused: {reason}")
@@ -90,9 +116,39 @@ class Site:
             reason = (
                 f"{type(error).__name__}, of which the log of site {self.file.name!r} says more"
             )
-        return refusal(reason, run, self.file.name)
+        return refusal(reason, run, self.file.name), quoted(reason)
 
-    def _reply(self, message: Message) -> Message:
+    def _check_budget(self, run: str, kind: str, question: Any, most: int) -> None:
+        """Refuses a call of a kind that was answered often enough in this run."""
+        limits = self.file.limits
+        known = self.audit.runs()
+        if run not in known and len(known) >= limits.runs:
+            raise SiteError(
+                f"site {self.file.name!r} has taken part in {len(known)} runs, and takes part in "
+                f"at most {limits.runs} (runs in [limits] of its site file)"
+            )
+        asked = question if isinstance(question, str) else None
+        if self.audit.answered(run, kind, asked) >= most:
+            raise SiteError(
+                f"site {self.file.name!r} has answered {quoted(asked or kind)!r} of the run "
+                f"{run!r} {most} times, and no more often (questions in [limits] of its site file)"
+            )
+
+    def _check_worker_budget(self, run: str, message: Message) -> Worker:
+        """The worker of a run, if the run's budget is not spent: phases for each round three times,
+        and `questions` of one name for each evaluation."""
+        worker, kind = self._worker(run), message.about["kind"]
+        settings = self._settings[run]
+        if kind == "phase":
+            phases = len(worker.federation.algorithm.phases(0))
+            self._check_budget(run, kind, None, 3 * (settings.rounds + 10) * phases)
+        else:
+            evaluations = settings.rounds // settings.evaluate_every + 5
+            most = self.file.limits.questions * evaluations
+            self._check_budget(run, kind, message.about.get("question"), most)
+        return worker
+
+    def _reply(self, message: Message, call: dict[str, Any]) -> Message:
         about = message.about
         kind, run = about.get("kind"), about.get("run")
         if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
@@ -102,14 +158,20 @@ class Site:
             return Message(told, {})
         if kind == "phase":
             self._check_round(about["round"])
-            return self._worker(run).phase(message)
+            worker = self._check_worker_budget(run, message)
+            call["rows"] = worker.rows("train")
+            return worker.phase(message)
         if kind == "ask" and "setup" not in about:
-            return self._worker(run).answer(message)
+            worker = self._check_worker_budget(run, message)
+            call["rows"] = worker.rows(about.get("split"))
+            return worker.answer(message)
+        self._check_budget(run, str(kind), about.get("question"), self.file.limits.questions)
         experiment = self._experiment(about["setup"])
         if kind == "look":
             limits = {"version": __version__, "least_per_bin": self.file.limits.least_per_bin}
             return Message({**told, **limits, "outline": self._held.outline()}, {})
         found = self._split(about["setup"], experiment)
+        call["rows"] = found.sizes.get(about.get("split", "train"))
         if kind in ("moments", "counts") and experiment.privacy.by_record:
             raise SiteError(
                 "sums over training rows have no noise: give the public ranges of the columns, "
@@ -117,7 +179,8 @@ class Site:
             )
         if kind == "moments":
             centre = message.vectors["centre"].numpy() if message.vectors else None
-            own = told_moments(found, centre, self.file.limits.least_rows)
+            limits = self.file.limits
+            own = told_moments(found, centre, limits.least_rows, limits.least_per_bin)
             return Message(told, {"moments": torch.from_numpy(own)})
         self._check_least(about["setup"])
         if kind == "counts":
@@ -163,6 +226,15 @@ class Site:
                 f"of a run, so not in round {round} (rounds in [limits] of its site file)"
             )
 
+    def _check_batch(self, size: int | None) -> None:
+        """A mean over a batch of a row or two is a row."""
+        least = self.file.limits.fewest_in_batch
+        if size and size < least:
+            raise SiteError(
+                f"site {self.file.name!r} takes part in batches of at least {least} rows, and "
+                f"batch_size is {size} (least_batch in [limits] of its site file)"
+            )
+
     def _check_rows(self, found: Rows) -> None:
         """A mean of a row or two is a row, whatever was asked for."""
         least = self.file.limits.least_rows
@@ -206,6 +278,7 @@ class Site:
         if key not in self._rows:
             found = split_rows(self._held, experiment, setup, self._number(setup))
             self._check_rows(found)
+            self._check_batch(experiment.run.batch_size)
             self._rows = {key: found}
         return self._rows[key]
 
@@ -297,4 +370,5 @@ class Site:
                 # One run at a time: another's rows need not stay in memory.
                 made = self._made(run, setup.about, experiment, problem, clients)
                 self._workers = {run: made}
+                self._settings = {run: experiment.run}
             return self._workers[run]

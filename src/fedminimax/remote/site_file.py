@@ -32,7 +32,10 @@ label = "disease"          # its name, of which the part with this site's name i
 [limits]
 least_per_bin = 5          # the fewest rows that this site counts in a bin of a score histogram
 least_rows = 10            # the fewest rows of a split of which it tells anything
+# least_batch = 10         # the fewest rows of a batch (least_rows, if it is left out)
 rounds = 10000             # the most rounds of a run
+questions = 30             # how often one question is answered in an evaluation, or before a run
+runs = 1000                # the most runs in which it takes part, by its audit log
 # epsilon = 10.0           # what these rows may spend of privacy over all runs; others are refused
 # delta = 1e-5
 
@@ -48,9 +51,21 @@ rounds = 10000             # the most rounds of a run
 class Limits:
     least_per_bin: int = 5
     least_rows: int = 10
+    least_batch: int | None = None  # None: least_rows
     rounds: int = 10_000
+    questions: int = 30
+    runs: int = 1000
     epsilon: float | None = None  # over all runs; None: counted, and not limited
     delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None and not value >= 0:
+                raise ConfigError(f"[limits] {name} is {value}; give a number of at least 0")
+
+    @property
+    def fewest_in_batch(self) -> int:
+        return self.least_rows if self.least_batch is None else self.least_batch
 
     @property
     def spendable(self) -> float | None:

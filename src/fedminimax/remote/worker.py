@@ -165,6 +165,11 @@ class Worker:
             found = self.private.answer(question, found, rows, self.run, message.digest())
         return Message(self._about("ask") | {"question": question}, numbered(found))
 
+    def rows(self, split: Any) -> int | None:
+        """How many rows of a split a call can touch."""
+        held = self.federation.clients.splits.get(split)
+        return None if held is None else int(held.sizes[self.number])
+
     def _about(self, kind: str) -> dict[str, Any]:
         return {"kind": kind, "run": self.run, "site": self.name}
 
@@ -187,6 +192,8 @@ class Worker:
         phases = algorithm.phases(key.round)
         clock = Clock.at(**about["clock"])
         down = self._down(phases[key.phase], message, clock)
+        if (key.round, key.phase) == (0, 0):
+            self._check_first(phases[0], down, clock)
         phase = phases[key.phase]._replace(broadcast=lambda server, clock: down)
         before = self._start(start)
         store = Store(algorithm.keep)
@@ -246,6 +253,21 @@ class Worker:
                 f"{', '.join(down._fields)}, and not {', '.join(like._fields)}"
             )
         return type(like)(*down)
+
+    def _check_first(self, phase: Phase, down: Any, clock: Clock) -> None:
+        """A run begins with the model's own first weights, which a site knows too."""
+        problem, algorithm = self.federation.problem, self.federation.algorithm
+        told = dict(leaves(down))
+        dtype = next((v.dtype for v in told.values() if v.is_floating_point()), None)
+        start = problem.start()
+        start = type(start)(*(vector.to(dtype) for vector in start))
+        own = dict(leaves(phase.broadcast(algorithm.init_server(problem, start), clock)))
+        for name, vector in own.items():
+            if name in told and not torch.equal(told[name], vector.to(told[name].dtype)):
+                raise SiteError(
+                    f"the call of round 0 holds {name} that is not that of the model's own first "
+                    f"weights: site {self.name!r} begins a run with those alone"
+                )
 
     def _start(self, key: Key | None) -> State | None:
         if key is None:
