@@ -20,7 +20,15 @@ from fedminimax.experiment import experiment_of, load, read, read_tables, run_ex
 from fedminimax.remote.calls import Faults
 from fedminimax.remote.search import search_sites
 from fedminimax.remote.server import check_experiment
-from fedminimax.tuning.auto import MOST, RECORD, recipes_of, run_auto, stages_of
+from fedminimax.tuning.auto import (
+    MOST,
+    RECORD,
+    Trial,
+    best_of,
+    recipes_of,
+    run_auto,
+    stages_of,
+)
 
 
 def asked(problem=None, **run):
@@ -77,10 +85,32 @@ def test_rungs_keep_the_recipes_that_were_ahead(searched):
         return max(v for number, v in best[name].items() if number <= until)
 
     left = list(best)
+    reached = 0
     for count, until in stages_of(16, 2, len(left)):
-        left = sorted(left, key=lambda name: -value(name, until))[:count]
+        ranked = sorted(left, key=lambda name: -value(name, reached))
+        left = ranked[:count] if reached else left[:count]
+        if reached and "cross_entropy_numbers" in ranked[count:]:
+            left[-1] = "cross_entropy_numbers"
         assert all(max(best[name]) >= until for name in left)
+        reached = until
     assert found.record["chosen"] == max(left, key=lambda name: value(name, 16))
+
+
+def test_numbers_that_are_not_encoded_stay_until_the_end():
+    recipes = recipes_of(asked())
+    trials = {
+        name: Trial(name, 2, value, 2, None, 0, 0, None)
+        for name, value in zip(recipes, (0.8, 0.9, 0.7, 0.95, 0.6), strict=True)
+    }
+    numbers = "cross_entropy_numbers"
+    assert best_of(list(recipes), 3, trials, recipes) == ["auc", "linear", numbers]
+    assert best_of(list(recipes), 2, trials, recipes) == ["auc", numbers]
+    assert best_of(list(recipes), 1, trials, recipes) == ["auc"]
+    trials[numbers] = trials[numbers]._replace(value=0.99)
+    assert best_of(list(recipes), 2, trials, recipes) == [numbers, "auc"]
+    trials["auc"] = trials["auc"]._replace(value=0.5)
+    trials[numbers] = trials[numbers]._replace(outcome="round 3: the vectors are not finite")
+    assert best_of(list(recipes), 2, trials, recipes) == ["linear", "cross_entropy"]
 
 
 @pytest.mark.parametrize("every", [1, 3, 10, 200])
