@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import inspect
 import json
 import math
@@ -15,7 +16,9 @@ import string
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +33,7 @@ from fedminimax.models import MODELS
 from fedminimax.privacy.settings import Privacy
 from fedminimax.problems import PROBLEMS
 from fedminimax.problems.auto import AUTO, NO_EXPERIMENT
+from fedminimax.types import Algorithm, Problem
 
 Table = dict[str, Any]
 
@@ -66,6 +70,8 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "compressor": COMPRESSORS,
     "reducer": REDUCERS,
 }
+OWN: dict[str, type] = {"problem": Problem, "method": Algorithm}  # of which a file may name code
+_ALLOWED_CODE: ContextVar[bool] = ContextVar("code_allowed", default=False)
 _BARE = frozenset(string.ascii_letters + string.digits + "_-")  # of keys without quotes
 NEEDED = "(needed)"  # in place of the default of an option that has none
 FIXED: dict[str, type] = {"split": Split, "run": Settings, "privacy": Privacy}
@@ -177,6 +183,8 @@ def changed(
         if not dot:
             section, key = _owner(table, name.strip()), name.strip()
         target = table.setdefault(section, {})
+        if section in CHOICES and key == "name":
+            _import_own(section, str(_value(text)))
         if section in CHOICES and key == "name" and target.get("name") != _value(text):
             known = CHOICES[section].get(str(_value(text)))
             kept = ["name", *_keys(known, section)] if known else ["name"]
@@ -314,10 +322,61 @@ def part_of(section: str, values: Table, where: str = "") -> Part:
             f'section {where} has no name; add name = "...", one of: {", ".join(choices)}'
         )
     name = values["name"]
+    _import_own(section, str(name))
     if str(name) not in choices:
         raise ConfigError(f"{where} name is {name!r}; {suggest(str(name), choices)}")
     rest = {key: value for key, value in values.items() if key != "name"}
     return Part(name, options_for(choices[name], rest, where, section))
+
+
+def imported(place: str, where: str) -> Any:
+    """The class at "package.module:Class", or a sentence that begins with `where`."""
+    module, _, attribute = place.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f'{where} is {place!r}; write "package.module:Class"')
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever the module does when it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"{where}: {place} cannot be imported ({reason}); correct the line, or install what it "
+            "needs"
+        ) from error
+
+
+@contextmanager
+def code_allowed(allowed: bool = True) -> Iterator[None]:
+    """In this block an experiment may name a problem and a method of your own by the place of its
+    class, as "package.module:Class", which is imported. Afterwards they are not known any more."""
+    before = {section: dict(CHOICES[section]) for section in OWN}
+    token = _ALLOWED_CODE.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOWED_CODE.reset(token)
+        for section, known in before.items():
+            for name in CHOICES[section].keys() - known.keys():
+                if ":" in name:
+                    del CHOICES[section][name]
+
+
+def _import_own(section: str, name: str) -> None:
+    """Makes a class of the user's own known by its place, where that is allowed."""
+    choices = CHOICES[section]
+    if section not in OWN or ":" not in name or name in choices:
+        return
+    if not _ALLOWED_CODE.get():
+        raise ConfigError(
+            f"[{section}] name is {name!r}, which is code of your own: add --allow-code to the "
+            "command if you trust it, or allow it in the file of a site"
+        )
+    kind, base = imported(name, f"[{section}] name"), OWN[section]
+    if not inspect.isclass(kind) or not issubclass(kind, base):
+        raise ConfigError(
+            f"[{section}] name is {name!r}, which is no {base.__name__}: give a class that "
+            f"inherits from fedminimax.{base.__name__}"
+        )
+    choices[name] = kind
 
 
 def options_for(kind: Any, values: Table, where: str, section: str = "") -> Table:

@@ -599,8 +599,8 @@ def test_a_damaged_model_is_refused(tmp_path):
     (tmp_path / "a/estimator.json").write_text(text[:100])
     with pytest.raises(ValueError, match="is damaged or cut short"):
         FederatedClassifier.load(tmp_path / "a")
-    (tmp_path / "a/estimator.json").write_text(text.replace('"format": 4', '"format": 2'))
-    with pytest.raises(ValueError, match="is of format 2, but this version reads 4"):
+    (tmp_path / "a/estimator.json").write_text(text.replace('"format": 5', '"format": 2'))
+    with pytest.raises(ValueError, match="is of format 2, but this version reads 5"):
         FederatedClassifier.load(tmp_path / "a")
     (tmp_path / "a/estimator.json").write_text(text.replace('"rounds": 8', '"rounds": 9'))
     with pytest.raises(ValueError, match="content is not that of its digest"):
@@ -727,7 +727,7 @@ def test_rows_that_cannot_be_used_end_in_a_sentence():
     with pytest.raises(ValueError, match="the rows to score are of one class only"):
         fitted.score(X[y == 0], y[y == 0])
     with pytest.raises(ValueError, match=r"Only binary classification is supported\..*'fair'"):
-        model.fit(X, np.arange(len(y)) % 3, sites=sites)
+        FederatedClassifier("auto", **QUICK).fit(X, np.arange(len(y)) % 3, sites=sites)
     with pytest.raises(ValueError, match="but y has 3 classes, of which the most probable"):
         FederatedClassifier("fair", **QUICK, threshold={"sensitivity": 0.9}).fit(
             X, np.arange(len(y)) % 3, sites=sites

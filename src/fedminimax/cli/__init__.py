@@ -15,6 +15,7 @@ from zipfile import BadZipFile
 import fedminimax
 from fedminimax.cli.common import Stopped
 
+ALLOW_CODE = "--allow-code"  # of every command that reads an experiment or the folder of a run
 COMMANDS = {
     "demo": "train a classifier over the sites of two sets, and show it",
     "init": "look at your tables, and write an experiment file for them",
@@ -51,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = ", ".join(COMMANDS)
         print(f"fedminimax: no command is called {given[0]!r}; {advice}{known})", file=sys.stderr)
         return 2
-    options = parse(given)
+    options = parse([word for word in given if word != ALLOW_CODE])
     try:
-        with _warnings_as_notes():
+        with _warnings_as_notes(), _code(ALLOW_CODE in given):
             return options.command(options)
     except (
         *(MemoryError, RecursionError, OverflowError),
@@ -110,7 +111,10 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 def _help() -> str:
     listed = "\n".join(f"  {name:<12}{told}" for name, told in COMMANDS.items())
     usage = "usage: fedminimax [--help] [--version] COMMAND ..."
-    more = "fedminimax COMMAND --help says what a command takes."
+    more = (
+        "fedminimax COMMAND --help says what a command takes.\n"
+        "--allow-code lets an experiment name classes of your own, as my_module:MyProblem."
+    )
     return f"{usage}\n\n{fedminimax.__doc__}\n\n{listed}\n\n{more}"
 
 
@@ -132,6 +136,23 @@ def _say(sentence: object, who: str = "fedminimax", all_say: bool = False) -> No
         text = f"{text[: _LONGEST // 2]} ... ({left_out} letters) ... {text[-_LONGEST // 2 :]}"
     if all_say or rank() == 0:
         print(f"{who}: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _code(allowed: bool) -> Iterator[None]:
+    """With --allow-code an experiment may name code, also of a module in the working directory."""
+    if not allowed:
+        yield
+        return
+    from fedminimax.config import code_allowed
+
+    path = [*sys.path]
+    sys.path.insert(0, "")
+    try:
+        with code_allowed():
+            yield
+    finally:
+        sys.path[:] = path
 
 
 @contextmanager

@@ -27,9 +27,11 @@ def reading_of(
     classes: Sequence[Any],
     sites: Any = None,
     names: Sequence[str | Column] | None = None,
+    labels: Sequence[str] = (),
 ) -> Reading:
-    """The sites in the order of their names; `numbers` says which of `classes` a row is of; `names`
-    are those of the columns, or the columns themselves where some were texts."""
+    """The sites in the order of their names; `numbers` says which of `classes` a row is of, or has
+    a column for each of several `labels`; `names` are those of the columns, or the columns
+    themselves where some were texts."""
     whose = site_names(sites, len(features))
     known = [
         name if isinstance(name, Column) else Column(name)
@@ -46,6 +48,8 @@ def reading_of(
     ]
     texts = tuple(plain(value) for value in classes)
     sides = {"positive": texts[1:], "negative": texts[:1]} if count == 2 else {"classes": texts}
+    if labels:
+        return Reading(found, [], Schema(tuple(known), "", labels=tuple(labels)))
     return Reading(found, [], Schema(tuple(known), LABEL, **sides))
 
 

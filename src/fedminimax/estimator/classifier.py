@@ -7,11 +7,13 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
+from scipy import special
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score, roc_auc_score
 from sklearn.utils import check_random_state
@@ -42,13 +44,20 @@ from fedminimax.engine.session import Run
 from fedminimax.engine.trainer import succeeded
 from fedminimax.estimator import files
 from fedminimax.estimator.files import plain_of, table_of
-from fedminimax.estimator.frames import dense, numbers_of, text_columns
+from fedminimax.estimator.frames import (
+    dense,
+    label_marks,
+    label_names,
+    numbers_of,
+    text_columns,
+)
 from fedminimax.estimator.nested import NestedParameters
 from fedminimax.experiment import (
     Built,
     Read,
     assemble,
     first_weights,
+    outputs_for,
     read_tables,
     run_experiment,
 )
@@ -56,12 +65,14 @@ from fedminimax.metrics import calibration as maps
 from fedminimax.metrics.calibration import Isotonic, Platt
 from fedminimax.metrics.federated_auc import LARGEST, Histogram
 from fedminimax.problems.auto import AUTO
+from fedminimax.problems.binary import BinaryProblem
 from fedminimax.tuning.auto import run_auto
 from fedminimax.types import Algorithm
 
 Choice = str | Mapping[str, Any]
 
 CALIBRATIONS = ("auto", "platt", "isotonic", "none")
+LABELLED = np.array([0, 1])  # what each of several labels is
 BINS = 16  # of a number
 EXPECTED = 5  # positives among rows, of which none should not be found
 _CHUNK = 4096
@@ -79,8 +90,8 @@ class Objective(NamedTuple):
 
 OBJECTIVES = {
     "auto": Objective("auto", AUTO, None, "auc"),
-    "auc": Objective("auc", "codasca", None, "auc", lr=0.3),
-    "compositional_auc": Objective("compositional_auc", "local_scgdam", None, "auc"),
+    "auc": Objective("auc", "codasca", "auc", "auc", lr=0.3),
+    "compositional_auc": Objective("compositional_auc", "local_scgdam", "compositional_auc", "auc"),
     "fair": Objective("fair", "fess_gda", "fair", "worst_class"),
     "robust": Objective("robust", "sagda", "robust", "accuracy"),
     "worst_site": Objective("worst_site", "local_sgda", "worst_site", "worst_site"),
@@ -101,7 +112,9 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
       imbalance), "compositional_auc" (the same after an inner step
       on cross-entropy), "fair" (the class that fares worst), "robust" (a shift of all inputs),
       "worst_site" (the site that fares worst) or "cross_entropy" (plain averaging). With options,
-      a table as in a file: {"name": "auc", "form": "margin"}.
+      a table as in a file: {"name": "auc", "form": "margin"}. Within
+      `fedminimax.config.code_allowed()` also "my_module:MyProblem", a problem of your own with a
+      network, trained by local_sgda unless a method is given.
     - method: a name of `fedminimax list methods`, a table {"name": "codasca", "proximal": 0.01},
       or an object, such as fm.Codasca(lr=0.1). None: the objective's usual one.
     - lr, dual_lr, local_steps: the method's own options of these names (lr: its `primal_lr`, where
@@ -143,6 +156,13 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
     Options within an argument are set as `method__proximal=0.01`, `objective__form="margin"` or
     `module__hidden=[32]`, also in a grid of settings.
 
+    Several labels: y may have a column for each, with 1, 0, and NaN where one is not known (a site
+    may know some of them only), for "auc", "compositional_auc" and "cross_entropy". Then `predict`
+    and `predict_proba` return a column per label, `score` the plain mean of the labels' AUCs (or
+    the share of known labels that are predicted rightly), and classes_ has the labels' names. More
+    than two classes are each ranked against all others by the two AUC objectives; the most probable
+    one is predicted. calibration_, threshold_ and operating_point_ are then lists, one for each.
+
     After fit: search_ (what "auto" has found, with its cost; else None), model_ (the network,
     unless it is your own), classes_, n_features_in_, feature_names_in_ (of a data frame), history_
     (a record per evaluation), outcome_, rounds_, module_ (the trained module), dual_ (the
@@ -163,6 +183,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
     feature_names_in_: np.ndarray
     module_: Any
     operating_point_: Any
+    threshold_: Any
     set_fit_request: Any
     set_score_request: Any
 
@@ -206,7 +227,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        known = OBJECTIVES.get(str(table_of(self.objective).get("name")))
+        known = _objective_of(self.objective)
         tags.classifier_tags.multi_class = known is None or known.several is not None
         tags.input_tags.allow_nan = self.missing == "mean"
         tags.input_tags.sparse = True
@@ -215,7 +236,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
     def _usual(self, name: str) -> Any:
         if name != "method" or self.method is not None:
             return super()._usual(name)
-        objective = OBJECTIVES.get(str(table_of(self.objective).get("name")))
+        objective = _objective_of(self.objective)
         if objective is None or objective.method is None:
             raise ValueError("method is None, so it has no options to set: name a method first")
         rate = {} if objective.lr is None else {"lr": objective.lr}
@@ -233,23 +254,28 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
                 "site of each row in fit(X, y, sites=...)",
                 stacklevel=2,
             )
-        features, y = self._rows(X, on_host(y), reset=True)
-        check_classification_targets(y)
-        classes, numbers = np.unique(y, return_inverse=True)
+        names = label_names(y := on_host(y))
+        self.labels_ = names
+        if names:
+            features, numbers, classes = self._rows(X, reset=True), label_marks(y, names), LABELLED
+            check_consistent_length(features, numbers)
+        else:
+            features, y = self._rows(X, y, reset=True, labelled=True)
+            check_classification_targets(y)
+            classes, numbers = np.unique(y, return_inverse=True)
         objective = self._objective(classes, y)
         self._check_words(classes)
         seed = self._seed()
         experiment, algorithm = self._experiment(objective, len(classes), seed)
-        names = getattr(self, "feature_names_in_", None)
-        columns = names if self.columns_ is None else self.columns_
-        reading = reading_of(features, numbers, classes.tolist(), sites, columns)
+        known = getattr(self, "feature_names_in_", None)
+        columns = known if self.columns_ is None else self.columns_
+        reading = reading_of(features, numbers, classes.tolist(), sites, columns, names)
         check_validation(reading.sites, float(self.validation_share), seed)
         least = experiment.problem.options.get("least_per_bin", 0)
 
         def read(experiment: Experiment) -> Read:
             found = read_tables(reading, experiment.split, least)
-            width = found.supplied["features"]
-            found.supplied.update(self._own_module(experiment, width, len(classes)))
+            found.supplied.update(self._own_module(experiment, found.supplied))
             return found
 
         self.search_ = None
@@ -260,7 +286,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
             run = run_experiment(experiment, built=built)
         if not succeeded(run.outcome):
             raise ValueError(f"training ended without a model: {run.outcome}")
-        self.classes_, self.seed_ = classes, seed
+        self.classes_, self.seed_ = np.array(names) if names else classes, seed
         self.sites_ = tuple(built.clients.names)
         self.inputs_ = inputs_of(built.about)
         model = experiment.model
@@ -269,7 +295,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         self._calibrate(built)
         return self
 
-    def _rows(self, X: Any, y: Any = None, reset: bool = False) -> Any:
+    def _rows(self, X: Any, y: Any = None, reset: bool = False, labelled: bool = False) -> Any:
         given: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
         X = dense(on_host(X))
         if reset:
@@ -277,13 +303,13 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         if self.columns_ is not None:
             validate_data(self, X, reset=reset, skip_check_array=True)
             X = numbers_of(X, self.columns_)
-            if reset:
+            if labelled:
                 y = column_or_1d(y)
                 check_consistent_length(X, y)
-        elif reset:
+        elif labelled:
             X, y = validate_data(self, X, y, **given)
         else:
-            X = validate_data(self, X, reset=False, **given)
+            X = validate_data(self, X, reset=reset, **given)
         lack = np.argwhere(np.isnan(X))
         if len(lack) and self.missing != "mean":
             row, column = lack[0]
@@ -292,18 +318,24 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
                 f"{column}): fill them in, or set missing='mean' to put the mean of all sites' "
                 "training rows in their place"
             )
-        return (X, y) if reset else X
+        return (X, y) if labelled else X
 
     def _objective(self, classes: np.ndarray, y: np.ndarray) -> Objective:
         name = str(table_of(self.objective).get("name"))
-        if name not in OBJECTIVES:
+        if name not in OBJECTIVES and ":" not in name:
             raise ValueError(f"objective is {name!r}; {suggest(name, OBJECTIVES)}")
         if len(classes) < 2:
             raise ValueError(
                 f"y has 1 class only, {classes.tolist()[0]!r}: a classifier needs rows of two "
                 "classes at least"
             )
-        objective = OBJECTIVES[name]
+        objective = _objective_of(self.objective)
+        kind = CHOICES["problem"].get(name)
+        if self.labels_ and kind and "labels" not in signature(kind).parameters:
+            raise ValueError(
+                f"y has {len(self.labels_)} labels, but objective {name!r} has one: use 'auc', "
+                "'compositional_auc' or 'cross_entropy', or give y one column"
+            )
         if len(classes) > 2 and objective.several is None:
             several = [repr(n) for n, known in OBJECTIVES.items() if known.several]
             raise ValueError(
@@ -421,12 +453,13 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         part = part_of("method", {**table, **rates}, "method")
         return part, METHODS[part.name](**part.options)
 
-    def _own_module(self, experiment: Experiment, features: int, classes: int) -> dict[str, Any]:
+    def _own_module(self, experiment: Experiment, facts: dict[str, Any]) -> dict[str, Any]:
         """The user's module, if there is one, tried on two rows."""
         if experiment.model is not None:
             return {}
-        kind = CHOICES["problem"][experiment.problem.name]
-        outputs, made = kind.outputs_for(classes), self.module
+        features, kind = facts["features"], CHOICES["problem"][experiment.problem.name]
+        outputs, made = outputs_for(kind, facts), self.module
+        what = f"{len(self.labels_)} labels" if self.labels_ else f"{facts['classes']} classes"
         if not isinstance(made, nn.Module):
             with first_weights(experiment.run.seed):
                 made = made(features, outputs)  # type: ignore[operator]
@@ -444,7 +477,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
             ) from error
         if tried.shape[1] != outputs:
             raise ValueError(
-                f"the module returns {tried.shape[1]} numbers per row; for {classes} classes "
+                f"the module returns {tried.shape[1]} numbers per row; for {what} "
                 f"and this objective it must return {outputs}: end it with Linear(..., {outputs})"
             )
         return {"module": made}
@@ -462,27 +495,56 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
     # From scores to decisions
 
     def _calibrate(self, built: Built) -> None:
-        self.calibration_: Platt | Isotonic | None = None
-        self.validation_counts_: Histogram | None = None
-        if len(self.classes_) == 2 and "validation" in built.clients.splits:
-            shards = built.clients.splits["validation"]
-            rows = [shards.rows(k) for k in range(len(built.clients))]
-            held = [(self._scores(r[0].numpy())[:, 0], r[1].numpy()) for r in rows]
-            least = getattr(built.problem, "least_per_bin", 0)
-
-            def ask(question: str, *arrays: np.ndarray) -> np.ndarray:
-                return np.sum([maps.answer(question, *s, *arrays, least=least) for s in held], 0)
-
-            self.validation_counts_ = maps.federated_counts(ask, least)
-            kind = self.calibration
-            if kind == "auto":
-                measure = OBJECTIVES[table_of(self.objective)["name"]].measure
-                kind = "platt" if measure == "auc" else "none"
-            if kind == "platt":
-                self.calibration_ = maps.federated_platt(ask)
-            elif kind == "isotonic":
-                self.calibration_ = maps.isotonic_from(self.validation_counts_)
+        self.calibration_: Any = None  # a map, or of several labels a list of them
+        self.validation_counts_: Any = None
+        several = self._ranked()
+        if "validation" in built.clients.splits and (several or len(self.classes_) == 2):
+            shards, problem = built.clients.splits["validation"], built.problem
+            rows = [shards.batch(k) for k in range(len(built.clients))]
+            scores = [self._scores(batch.features.numpy()) for batch in rows]
+            least = getattr(problem, "least_per_bin", 0)
+            if not several:
+                labels = [batch.labels.numpy() for batch in rows]
+                held = [(own[:, 0], told) for own, told in zip(scores, labels, strict=True)]
+                self.calibration_, self.validation_counts_ = self._calibrated(held, least)
+            else:
+                marks = [cast(BinaryProblem, problem).marks(batch).numpy() for batch in rows]
+                held = [
+                    [
+                        (own[told[:, k] >= 0, k], told[told[:, k] >= 0, k])
+                        for own, told in zip(scores, marks, strict=True)
+                        if (told[:, k] >= 0).any()
+                    ]
+                    for k in range(len(self.classes_))
+                ]
+                found = [self._calibrated(each, least) for each in held]
+                self.calibration_, self.validation_counts_ = map(list, zip(*found, strict=True))
         self._set_threshold()
+
+    def _ranked(self) -> bool:
+        """Is there a score for each of several labels or classes that ranks it by itself?"""
+        measure = _objective_of(self.objective).measure
+        return bool(self.labels_) or (len(self.classes_) > 2 and measure == "auc")
+
+    def _calibrated(
+        self, held: list[tuple[np.ndarray, np.ndarray]], least: int
+    ) -> tuple[Platt | Isotonic | None, Histogram | None]:
+        """A map, and the counts of each class, by each site's scores and labels."""
+        if not held:
+            return None, None
+
+        def ask(question: str, *arrays: np.ndarray) -> np.ndarray:
+            return np.sum([maps.answer(question, *s, *arrays, least=least) for s in held], 0)
+
+        counts, kind = maps.federated_counts(ask, least), self.calibration
+        if kind == "auto":
+            measure = _objective_of(self.objective).measure
+            kind = "platt" if measure == "auc" else "none"
+        if self._ranked() and not counts.counts.sum(axis=1).all():
+            return None, counts  # rows of one class say nothing of the map
+        if kind == "platt":
+            return maps.federated_platt(ask), counts
+        return (maps.isotonic_from(counts) if kind == "isotonic" else None), counts
 
     def operate_at(self, threshold: float | Mapping[str, float]) -> Self:
         """Chooses another operating point, without training again: a probability, or
@@ -497,30 +559,47 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         return self
 
     def _set_threshold(self) -> None:
-        counts, last = self.validation_counts_, self._positive_is_last(self.classes_)
-        wanted, value = self._wanted(len(self.classes_))
+        if self.labels_:
+            known = self.calibration_ or [None] * len(self.labels_)
+            counts = self.validation_counts_ or [None] * len(self.labels_)
+            found = [self._point(*own) for own in zip(known, counts, strict=True)]
+            self.threshold_ = [place for place, _ in found]
+            self.operating_point_ = [point for _, point in found]
+            return
+        self._positive_is_last(self.classes_)
         if len(self.classes_) > 2:
+            self._wanted(len(self.classes_))
             self.threshold_, self.operating_point_ = 0.0, None
             return
+        self.threshold_, self.operating_point_ = self._point(
+            self.calibration_, self.validation_counts_
+        )
+
+    def _point(
+        self, known: Platt | Isotonic | None, counts: Histogram | None
+    ) -> tuple[float, dict[str, float] | None]:
+        """The score that is the operating point, and its rates on the validation rows."""
+        last = bool(self.labels_) or self._positive_is_last(self.classes_)
+        wanted, value = self._wanted(2)
         # All below is about the last class: what is sensitivity for the first is its specificity.
         other = {"sensitivity": "specificity", "specificity": "sensitivity"}
         if wanted == "probability":
-            inverse = self.calibration_ or Platt(1.0, 0.0)
-            self.threshold_ = inverse.score_at(value if last else 1 - value)
-            point = None if counts is None else maps.at_score(counts, self.threshold_)
+            inverse = known or Platt(1.0, 0.0)
+            place = inverse.score_at(value if last else 1 - value)
+            point = None if counts is None else maps.at_score(counts, place)
         elif counts is None:
             raise ValueError(f"threshold={self.threshold!r} needs validation rows: fit with some")
         else:
             point = maps.operating_point(counts, wanted if last else other[wanted], value)
-            self.threshold_ = point.score
+            place = point.score
         if point is None:
-            self.operating_point_ = None
-            return
+            return place, None
         rates = {name: getattr(point, name if last else other[name]) for name in other}
-        probability = float(self._probabilities(np.array([self.threshold_]))[0, int(last)])
+        upper = float(_probabilities(known, np.array([place]))[0])
+        probability = upper if last else 1 - upper
         rows = cast(Histogram, counts).counts.sum(axis=1).astype(int).tolist()
         sizes = dict(zip(("negatives", "positives"), rows if last else rows[::-1], strict=True))
-        self.operating_point_ = {**rates, "probability": probability, **sizes}
+        return place, {**rates, "probability": probability, **sizes}
 
     def _wanted(self, classes: int) -> tuple[str, float]:
         given = self.threshold
@@ -545,7 +624,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
     def _positive_is_last(self, classes: np.ndarray) -> bool:
         if self.pos_label is None:
             return True
-        if len(classes) > 2:
+        if self.labels_ or len(classes) > 2:
             raise ValueError(
                 f"pos_label is for two classes, but y has {len(classes)}: leave it out"
             )
@@ -559,20 +638,28 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Two classes: by how much the network's score is above the operating point, so that what
-        is above 0 counts as `classes_[1]`. Several: a logit per class."""
+        is above 0 counts as `classes_[1]`. Several classes: a logit for each, that of its
+        calibrated probability where each is ranked by itself. Several labels: for each by how much
+        its score is above its operating point."""
         scores, place = self._scores_of(X), self.threshold_
+        if self.labels_:
+            return np.stack(
+                [_decision(own, at) for own, at in zip(scores.T, place, strict=True)], axis=1
+            )
         if scores.ndim > 1:
-            return scores
-        if abs(place) == LARGEST:  # all rows are on one side; their order stays
-            return scores / (1 + np.abs(scores)) - np.copysign(2, place)
-        return scores - place
+            return special.logit(self._each_probability(scores)) if self._ranked() else scores
+        return _decision(scores, place)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class, calibrated on validation rows as `calibration` says."""
         return self._probabilities(self._scores_of(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The class of each row: by the operating point, or the most probable of several."""
+        """The class of each row: by the operating point, or the most probable of several; of
+        several labels, 1 or 0 for each by its operating point."""
+        check_is_fitted(self)
+        if self.labels_:
+            return (self.decision_function(X) > 0).astype(np.int64)
         decision = self.decision_function(X)
         numbers = decision.argmax(1) if decision.ndim > 1 else (decision > 0).astype(np.intp)
         self._warn_of_none(numbers)
@@ -581,7 +668,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
     def _warn_of_none(self, numbers: np.ndarray) -> None:
         """Says so where the rows are many enough to hold positives, and none counts as one."""
         counts, positive = self.validation_counts_, int(self._positive_is_last(self.classes_))
-        if counts is None or (numbers == positive).any():
+        if counts is None or self._ranked() or (numbers == positive).any():
             return
         share = float(counts.counts[positive].sum() / max(counts.counts.sum(), 1))
         if share * len(numbers) >= EXPECTED:
@@ -595,8 +682,15 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:
         """The measure of the objective on these rows; larger is better. See the class."""
-        y, weight = np.asarray(on_host(y)), sample_weight
-        measure = OBJECTIVES[table_of(self.objective)["name"]].measure
+        check_is_fitted(self)
+        y, weight = on_host(y), sample_weight
+        measure = _objective_of(self.objective).measure
+        if self.labels_:
+            return self._score_labels(X, y, measure, weight)
+        y = np.asarray(y)
+        if self._ranked():
+            marks = (y[:, None] == self.classes_[None, :]).astype(np.int64)
+            return _mean_auc(self._scores_of(X), marks, weight)
         if measure == "auc":
             if len(np.unique(y)) < 2:
                 raise ValueError(
@@ -616,11 +710,20 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         parts = [groups == group for group in np.unique(groups)]
         return min(float(np.average(found[p] == y[p], weights=weight[p])) for p in parts)
 
+    def _score_labels(self, X: Any, y: Any, measure: str, weight: Any) -> float:
+        marks = label_marks(y, self.labels_)
+        if measure == "auc":
+            return _mean_auc(self._scores_of(X), marks, weight)
+        known = marks >= 0
+        each = np.ones(len(marks)) if weight is None else np.asarray(on_host(weight), np.float64)
+        right = (self.predict(X) == marks)[known]
+        return float(np.average(right, weights=np.broadcast_to(each[:, None], known.shape)[known]))
+
     def _scores_of(self, X: Any) -> np.ndarray:
         """The network's scores: a number per row, or one per row and class for several."""
         check_is_fitted(self)
         scores = self._scores(self.inputs_.transform(self._rows(X)))
-        return scores if len(self.classes_) > 2 else scores[:, 0]
+        return scores if self.labels_ or len(self.classes_) > 2 else scores[:, 0]
 
     def _scores(self, rows: np.ndarray) -> np.ndarray:
         """The network's outputs, (rows, outputs), for encoded rows.
@@ -629,10 +732,19 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         """
         return _outputs(self.module_, rows, torch.float64)
 
+    def _each_probability(self, scores: np.ndarray) -> np.ndarray:
+        """That of each label, or of each class against all others."""
+        known = self.calibration_ or [None] * len(self.classes_)
+        each = [_probabilities(*pair) for pair in zip(known, scores.T, strict=True)]
+        return np.stack(each, axis=1).clip(1e-15, 1 - 1e-15)
+
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
+        if self._ranked():
+            found = self._each_probability(scores)
+            return found if self.labels_ else found / found.sum(axis=1, keepdims=True)
         if scores.ndim > 1:
             return torch.softmax(torch.from_numpy(scores), 1).numpy()
-        last = (self.calibration_ or Platt(1.0, 0.0)).probabilities(scores)
+        last = _probabilities(self.calibration_, scores)
         return np.stack([1 - last, last], axis=1)
 
     # Files
@@ -651,6 +763,38 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         """The model that `save` wrote. If it was trained with a module of your own, give one of
         the same architecture; its weights are replaced in a copy."""
         return files.load(cls, Path(folder), module)
+
+
+def _objective_of(choice: Choice) -> Any:
+    """What an objective stands for; None of a name that is not known."""
+    name = str(table_of(choice).get("name"))
+    return Objective(name, "local_sgda", name, "accuracy") if ":" in name else OBJECTIVES.get(name)
+
+
+def _probabilities(known: Platt | Isotonic | None, scores: np.ndarray) -> np.ndarray:
+    return (known or Platt(1.0, 0.0)).probabilities(scores)
+
+
+def _decision(scores: np.ndarray, place: float) -> np.ndarray:
+    if abs(place) == LARGEST:  # all rows are on one side; their order stays
+        return scores / (1 + np.abs(scores)) - np.copysign(2, place)
+    return scores - place
+
+
+def _mean_auc(scores: np.ndarray, marks: np.ndarray, weight: Any) -> float:
+    """The plain mean over labels of the AUC of the rows that know each."""
+    each = None if weight is None else np.asarray(on_host(weight), np.float64)
+    found = []
+    for own, told in zip(scores.T, marks.T, strict=True):
+        known = told >= 0
+        if len(np.unique(told[known])) < 2:
+            raise ValueError(
+                "the rows to score are of one class only for some label, so it has no AUC: give "
+                "rows of both, or use scoring='accuracy'"
+            )
+        weights = None if each is None else each[known]
+        found.append(roc_auc_score(told[known], own[known], sample_weight=weights))
+    return float(np.mean(found))
 
 
 def _outputs(module: nn.Module, rows: np.ndarray, dtype: torch.dtype) -> np.ndarray:

@@ -26,14 +26,15 @@ from fedminimax.metrics import calibration
 from fedminimax.metrics.federated_auc import Histogram
 from fedminimax.types import Algorithm
 
-FORMAT = 4
+FORMAT = 5
 WEIGHTS, ABOUT = "model.safetensors", "estimator.json"
 SAME = ("threshold_", "operating_point_", "outcome_", "rounds_", "history_", "seed_")
 SAME += ("search_", "model_")
 
 
 def save(model: Any, folder: Path) -> None:
-    names, counts = getattr(model, "feature_names_in_", None), model.validation_counts_
+    names, counts = getattr(model, "feature_names_in_", None), _each(model.validation_counts_)
+    known = _each(model.calibration_)
     about = {
         "format": FORMAT,
         "parameters": {n: written(v) for n, v in model.get_params(deep=False).items()},
@@ -41,10 +42,12 @@ def save(model: Any, folder: Path) -> None:
         "features": model.n_features_in_,
         "feature_names": None if names is None else names.tolist(),
         "columns": model.columns_ and [dataclasses.asdict(column) for column in model.columns_],
+        "labels": list(model.labels_),
         "sites": list(model.sites_),
         "inputs": inputs_table(model.inputs_),
-        "calibration": None if model.calibration_ is None else model.calibration_.to_json(),
-        "withheld": None if counts is None else list(counts.withheld),
+        "several": isinstance(model.calibration_, list),
+        "calibration": [None if each is None else each.to_json() for each in known],
+        "withheld": [None if each is None else list(each.withheld) for each in counts],
         **{name: written(getattr(model, name)) for name in SAME},
     }
     try:
@@ -53,9 +56,10 @@ def save(model: Any, folder: Path) -> None:
         raise ValueError(f"a setting or a class is nothing that JSON has: {error}") from error
     tensors = {f"module.{n}": t for n, t in model.module_.state_dict().items()}
     tensors["dual"] = from_numpy(model.dual_)
-    if counts is not None:
-        tensors["validation.edges"] = from_numpy(counts.edges)
-        tensors["validation.counts"] = from_numpy(counts.counts)
+    for place, each in enumerate(counts):
+        if each is not None:
+            tensors[f"validation.{place}.edges"] = from_numpy(each.edges)
+            tensors[f"validation.{place}.counts"] = from_numpy(each.counts)
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.write(folder / WEIGHTS, tensors, {"format": FORMAT})
     about["weights"] = _digest(folder / WEIGHTS)
@@ -74,7 +78,7 @@ def load(kind: type, folder: Path, module: nn.Module | None) -> Any:
         model = kind(**about["parameters"])
     except TypeError as error:
         raise CheckpointError(f"{folder / ABOUT} is of another version: {error}") from error
-    classes, map_ = about["classes"], about["calibration"]
+    classes = about["classes"]
     model.classes_ = np.array(classes["values"], dtype=np.dtype(classes["dtype"]))
     model.n_features_in_ = about["features"]
     if about["feature_names"] is not None:
@@ -83,11 +87,15 @@ def load(kind: type, folder: Path, module: nn.Module | None) -> Any:
     model.columns_ = None if held is None else tuple(Column(**tuples(column)) for column in held)
     model.sites_ = tuple(about["sites"])
     model.inputs_ = inputs_of(about["inputs"])
-    model.calibration_ = None if map_ is None else calibration.from_json(map_)
-    model.validation_counts_ = None
-    if "validation.edges" in tensors:
-        edges, counts = (tensors[f"validation.{name}"].numpy() for name in ("edges", "counts"))
-        model.validation_counts_ = Histogram(edges, counts, tuple(about["withheld"]))
+    model.labels_ = tuple(about["labels"])
+    known = [None if map_ is None else calibration.from_json(map_) for map_ in about["calibration"]]
+    counts = [
+        withheld and Histogram(*_arrays(tensors, place), tuple(withheld))
+        for place, withheld in enumerate(about["withheld"])
+    ]
+    model.calibration_, model.validation_counts_ = (
+        (known, counts) if about["several"] else (known[0], counts[0])
+    )
     for name in SAME:
         setattr(model, name, about[name])
     model.dual_ = tensors["dual"].numpy()
@@ -96,6 +104,16 @@ def load(kind: type, folder: Path, module: nn.Module | None) -> Any:
         model.module = module
     model.module_ = _restored(model, weights)
     return model
+
+
+def _each(held: Any) -> list[Any]:
+    """One, or those of several labels."""
+    return held if isinstance(held, list) else [held]
+
+
+def _arrays(tensors: dict[str, Tensor], place: int) -> tuple[Any, Any]:
+    edges, counts = (tensors[f"validation.{place}.{name}"].numpy() for name in ("edges", "counts"))
+    return edges, counts
 
 
 def _restored(model: Any, weights: dict[str, Tensor]) -> nn.Module:
@@ -109,7 +127,8 @@ def _restored(model: Any, weights: dict[str, Tensor]) -> nn.Module:
     else:
         part, count = part_of("model", table_of(model.model_), "module"), len(model.classes_)
         network = CHOICES["model"][part.name](**part.options)
-        made = network.build((len(model.inputs_.outputs),), 1 if count == 2 else count)
+        outputs = 1 if count == 2 and not model.labels_ else count
+        made = network.build((len(model.inputs_.outputs),), outputs)
     dtype = next((t.dtype for t in weights.values() if t.is_floating_point()), None)
     try:
         made.to(dtype).load_state_dict(weights)

@@ -57,6 +57,36 @@ def numbers_of(frame: Any, columns: Sequence[Column]) -> np.ndarray:
     return np.hstack(found)
 
 
+def label_names(y: Any) -> tuple[str, ...]:
+    """The names of several labels, those of a frame's columns or their numbers; none of one."""
+    shape = y.shape if hasattr(y, "shape") else np.asarray(y).shape
+    if len(shape) != 2 or shape[1] < 2:
+        return ()
+    return tuple(map(str, getattr(y, "columns", range(shape[1]))))
+
+
+def label_marks(y: Any, names: Sequence[str]) -> np.ndarray:
+    """Several labels as 1, 0, and -1 where one is NaN or None, and so not known."""
+    try:
+        values = np.asarray(dense(y), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"y has several columns that are not all numbers: {error}") from error
+    values = np.where(np.isnan(values), -1.0, values)
+    for name, column in zip(names, values.T, strict=True):
+        held = set(np.unique(column).tolist())
+        if odd := held - {-1.0, 0.0, 1.0}:
+            raise DataError(
+                f"label {name!r} of y holds {listed(sorted(odd))}; several labels are 1 and 0, or "
+                "NaN where one is not known: recode them"
+            )
+        if not {0.0, 1.0} <= held:
+            raise DataError(
+                f"label {name!r} of y has rows of {len(held - {-1.0})} classes, but 0 and 1 are "
+                "needed: leave it out"
+            )
+    return values.astype(np.int64)
+
+
 def _is_text(dtype: Any) -> bool:
     """Whether a column's cells are no numbers: texts, objects or categories."""
     kind = getattr(dtype, "kind", "O")

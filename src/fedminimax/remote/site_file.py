@@ -3,7 +3,6 @@ in. It stays at the site; the server names none of it."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from fedminimax.config import (
     ALLOWED,
     ConfigError,
     Table,
+    imported,
     messages_of,
     options_for,
     read_toml,
@@ -132,18 +132,6 @@ def register(allow: Mapping[str, Mapping[str, str]]) -> None:
     """Makes what a file of this machine allows known by its name; what is built in stays."""
     for section, names in allow.items():
         for name, place in names.items():
-            module, _, attribute = place.partition(":")
-            if not module or not attribute:
-                raise ConfigError(
-                    f'[allow] {section}.{name} is {place!r}; write "package.module:Class"'
-                )
-            try:
-                kind = getattr(importlib.import_module(module), attribute)
-            except Exception as error:  # whatever the module does when it is imported
-                reason = f"{type(error).__name__}: {error}"
-                raise ConfigError(
-                    f"[allow] {section}.{name}: {place} cannot be imported ({reason}); correct the "
-                    "line, or install what it needs"
-                ) from error
+            kind = imported(place, f"[allow] {section}.{name}")
             if ALLOWED[section].setdefault(name, kind) is not kind:
                 raise ConfigError(f"[allow] {section}.{name} is built in; choose another name")
