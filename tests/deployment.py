@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rows import Row
+from table import ROWS
 
 from fedminimax.config import Experiment, write_toml
+from fedminimax.data.clients import Clients
 from fedminimax.engine.executors.debug import Debug
 from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.round import Federation, State, play_round
@@ -19,12 +23,17 @@ from fedminimax.engine.simulate import Run
 from fedminimax.engine.state.store import Store
 from fedminimax.experiment import build, run_experiment
 from fedminimax.messages import STAGES
-from fedminimax.remote.calls import Faults
+from fedminimax.remote.backend import ReplyTemplate, SiteBackend
+from fedminimax.remote.calls import Faults, Sites
+from fedminimax.remote.identity import IDENTITY, Identity
 from fedminimax.remote.in_process import InProcess
+from fedminimax.remote.masking import SentLog, SiteMasks
 from fedminimax.remote.server import run_sites
 from fedminimax.remote.site import Site
 from fedminimax.remote.site_file import Limits, SiteFile
-from fedminimax.types import Point
+from fedminimax.remote.wire import Message
+from fedminimax.remote.worker import Worker
+from fedminimax.types import Cost, Point
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,6 +114,17 @@ EXPERIMENTS = {
         {"clip": 5.0, "compress": {"name": "top", "share": 0.3}},
         rounds=5,
     ),
+    # sums that the server sees alone, also of chosen coordinates and of a cohort
+    "masked": experiment(
+        QUADRATIC,
+        "quadratic",
+        {"name": "codasca", **SHORT},
+        {"compress": {"name": "random", "share": 0.5}, "reduce": "masked"},
+        rounds=5,
+    ),
+    "masked_cohort": experiment(
+        QUADRATIC, "quadratic", {"name": "sagda", **SHORT}, {"reduce": "masked"}, rounds=4, cohort=3
+    ),
     # a cohort that its server draws, perhaps the same site twice, and another in its second phase
     "drfa": experiment(HEART, "cross_entropy", {"name": "drfa", **SHORT}, rounds=4, cohort=3),
 }
@@ -117,7 +137,10 @@ def site_file(name: str, home: Path, data: dict, **options: Any) -> SiteFile:
 
 def write_site(folder: Path, data: dict) -> None:
     """The same as the file in a site's folder."""
-    sections = {"data": data, "limits": {"least_per_bin": 1, "least_rows": 1}, "allow": ALLOW}
+    others = [key.parent for key in folder.parent.glob(f"*/{IDENTITY}") if key.parent != folder]
+    peers = {other.name: Identity.read(other).fingerprint for other in others}
+    limits = {"least_per_bin": 1, "least_rows": 1}
+    sections = {"data": data, "limits": limits, "allow": ALLOW, "peers": peers}
     (folder / "site.toml").write_text(f'name = "{folder.name}"\n{write_toml(sections)}')
 
 
@@ -125,8 +148,17 @@ def data_of(which: Experiment) -> dict:
     return {"name": which.data.name, **which.data.options}
 
 
+def acquainted(home: Path, names: Sequence[str] = SITES) -> dict[str, dict[str, str]]:
+    """The peers of each site, in folders of `home`, after all have told their fingerprints."""
+    for name in names:
+        (home / name).mkdir(exist_ok=True)
+    told = {name: Identity.made(home / name).fingerprint for name in names}
+    return {name: {n: f for n, f in told.items() if n != name} for name in names}
+
+
 def in_process(which: Experiment, home: Path) -> InProcess:
-    files = [site_file(name, home, data_of(which)) for name in SITES]
+    peers = acquainted(home) if which.messages.masked else {}
+    files = [site_file(n, home, data_of(which), peers=peers.get(n, {})) for n in SITES]
     return InProcess({file.name: Site(file, log=lambda text: None).handle for file in files})
 
 
@@ -162,6 +194,67 @@ def simulated_without(which: Experiment, absent: dict[int, str]) -> Point:
     for _ in range(which.run.rounds):
         state = play_round(federation, state, store, Debug())
     return federation.algorithm.point(state.server)
+
+
+def one_of_each() -> list[Row]:
+    """The first row of every method, but those that need rows at the server."""
+    found: dict[type, Row] = {}
+    for row in ROWS:
+        if not row.algorithm.auxiliary:
+            found.setdefault(type(row.algorithm), row)
+    return [*found.values()]
+
+
+def at_sites(federation: Federation, home: Path) -> Federation:
+    """The same federation, its clients' rows at sites."""
+    names = tuple(f"site-{k}" for k in range(len(federation.clients)))
+    masked, handlers = federation.messages.masked, {}
+    for number, name in enumerate(names):
+        rows = [federation.clients.train.rows(number)]
+        options = {n: getattr(federation.clients, n) for n in ("sampling", "positive_share")}
+        alone = Clients(rows, federation.clients.batch_size, **options).among(names, number)
+        seeds = {k: bytes([*sorted((k, number)), *bytes(30)]) for k in range(len(names))}
+        masks = SiteMasks(SentLog(home / name), "run", seeds, number, "")
+        worker = Worker(
+            "run",
+            name,
+            number,
+            _like(federation, alone),
+            home / name,
+            masks=masks if masked else None,
+        )
+        handlers[name] = lambda content, worker=worker: worker.phase(
+            Message.from_bytes(content)
+        ).to_bytes()
+    sites = Sites(InProcess(handlers), names, "run", Faults(), log=lambda text: None)
+    sizes = {"train": federation.clients.train.sizes.tolist()}
+    clients = federation.clients.elsewhere(names, sizes)
+    columns = [
+        (c.shape[1:], str(c.dtype).removeprefix("torch.")) for c in federation.clients.train.columns
+    ]
+    backend = SiteBackend(
+        sites,
+        columns,
+        lambda: (federation.problem, Cost()),
+        Message({}, {}),
+        masked=masked,
+    )
+    made = _like(federation, clients, backend)
+    backend._template = ReplyTemplate.of(made, columns)  # `begin` would also call the sites
+    return made
+
+
+def _like(federation: Federation, clients: Clients, backend: Any = None) -> Federation:
+    return Federation.of(
+        problem=federation.problem,
+        algorithm=federation.algorithm,
+        clients=clients,
+        weights=federation.weights,
+        seed=federation.seed,
+        cohort=federation.cohort,
+        backend=backend,
+        messages=federation.messages,
+    )
 
 
 def make_clone(folder: Path) -> None:

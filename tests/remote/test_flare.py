@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from deployment import EXPERIMENTS, HEART, SITES, assert_same, experiment, simulated
 from flare import LONG, Flare, descendants, free_port, provisioned, running, until
 
+from fedminimax.config import Experiment
 from fedminimax.remote.consortium import check_certificate, enrol, init
 
 pytest.importorskip("nvflare", reason="pip install 'fedminimax[nvflare]'")
@@ -161,6 +163,17 @@ def test_server_and_site_killed_at_random_moments_change_nothing(flare):
     assert process.wait(LONG) == 0, flare.said("killed")
     assert flare.served("killed").session() >= 4
     assert_same(flare.point("killed"), simulated(long))
+
+
+def test_a_masked_run_goes_through_the_death_of_a_site_to_the_bits_of_the_simulation(flare):
+    masked = Experiment.from_table(LONG_RUN.to_table() | {"messages": {"reduce": "masked"}})
+    process = flare.begin(masked, "masked")
+    flare.reached("masked", 5)
+    flare.kill("va")
+    assert process.wait(LONG) == 0, flare.said("masked")
+    assert flare.served("masked").session() > 1
+    for mine, theirs in zip(flare.point("masked"), simulated(masked), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_who_watches_is_killed_and_started_again(flare):

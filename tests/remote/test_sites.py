@@ -13,26 +13,27 @@ from deployment import (
     HEART,
     SHORT,
     SITES,
+    acquainted,
     assert_same,
+    at_sites,
     data_of,
     deployed,
     experiment,
     in_process,
+    one_of_each,
     simulated_without,
     site_file,
     write_site,
 )
 from rows import federation_of
 from safetensors.torch import save
-from table import ROWS
 from torch import nn
 
 from fedminimax.blocks.trees import flat
 from fedminimax.config import ConfigError, Part
-from fedminimax.data.clients import Clients
 from fedminimax.engine.executors.debug import Debug
 from fedminimax.engine.query import LocalQuery
-from fedminimax.engine.round import Federation, play_round
+from fedminimax.engine.round import play_round
 from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.lock import locked
 from fedminimax.engine.state.store import Store
@@ -44,8 +45,7 @@ from fedminimax.problems.maml import MAML
 from fedminimax.problems.portfolio import Portfolio
 from fedminimax.problems.ratio_loss import RatioLoss
 from fedminimax.problems.robust import Robust
-from fedminimax.remote.backend import ReplyTemplate, SiteBackend
-from fedminimax.remote.calls import Faults, SiteFailedError, Sites
+from fedminimax.remote.calls import Faults, SiteFailedError
 from fedminimax.remote.flower.runs import answered
 from fedminimax.remote.in_process import InProcess
 from fedminimax.remote.server import check_experiment, run_sites
@@ -53,8 +53,7 @@ from fedminimax.remote.setup import problem_of
 from fedminimax.remote.site import SETUP, Site
 from fedminimax.remote.site_file import SiteFile
 from fedminimax.remote.wire import Message
-from fedminimax.remote.worker import Worker
-from fedminimax.types import Cost, batch_of
+from fedminimax.types import batch_of
 
 simulation = cache(lambda name: run_experiment(EXPERIMENTS[name]))
 
@@ -128,6 +127,7 @@ GAPS = {
     "controls": (1, 2, 3, 4, 5),
     "stages": (8, 9, 7, 8, 9, 10),
     "compressed": (1, 2, 3, 4, 5),
+    "masked": (2, 3, 4, 5),
 }
 
 
@@ -155,10 +155,11 @@ def test_a_server_killed_in_any_call_goes_on_to_the_same_end(name, when, tmp_pat
     assert_same(run.point, reference(name))  # type: ignore[reportPossiblyUnbound]  # the loop has set it
 
 
-@pytest.mark.parametrize("name", ["controls", "stages", "compressed", "sagda"])
+@pytest.mark.parametrize("name", ["controls", "stages", "compressed", "sagda", "masked"])
 def test_a_site_killed_before_or_after_any_reply_goes_on_to_the_same_end(name, tmp_path):
     which = EXPERIMENTS[name]
-    files = {n: site_file(n, tmp_path, data_of(which)) for n in SITES}
+    peers = acquainted(tmp_path)
+    files = {n: site_file(n, tmp_path, data_of(which), peers=peers[n]) for n in SITES}
     sites = {n: Site(files[n], log=lambda text: None) for n in SITES}
 
     def die(count, site, _, message):
@@ -980,50 +981,7 @@ def test_a_site_keeps_its_last_two_states(tmp_path):
 # Every method of the common table, phase by phase
 
 
-def one_of_each():
-    """The first row of every method, but those that need rows at the server."""
-    found = {}
-    for row in ROWS:
-        if not row.algorithm.auxiliary:
-            found.setdefault(type(row.algorithm), row)
-    return [pytest.param(row, id=row.name) for row in found.values()]
-
-
-def at_sites(federation, home):
-    """The same federation, its clients' rows at sites."""
-    names = tuple(f"site-{k}" for k in range(len(federation.clients)))
-    handlers = {}
-    for number, name in enumerate(names):
-        rows = [federation.clients.train.rows(number)]
-        options = {n: getattr(federation.clients, n) for n in ("sampling", "positive_share")}
-        alone = Clients(rows, federation.clients.batch_size, **options).among(names, number)
-        ours = (federation.problem, federation.algorithm, alone, federation.weights)
-        like = Federation.of(*ours, federation.seed, federation.cohort)
-        worker = Worker("run", name, number, like, home / name)
-        handlers[name] = lambda content, worker=worker: worker.phase(
-            Message.from_bytes(content)
-        ).to_bytes()
-    sites = Sites(InProcess(handlers), names, "run", Faults(), log=lambda text: None)
-    sizes = {"train": federation.clients.train.sizes.tolist()}
-    clients = federation.clients.elsewhere(names, sizes)
-    columns = [
-        (c.shape[1:], str(c.dtype).removeprefix("torch.")) for c in federation.clients.train.columns
-    ]
-    backend = SiteBackend(sites, columns, lambda: (federation.problem, Cost()), Message({}, {}))
-    made = Federation.of(
-        problem=federation.problem,
-        algorithm=federation.algorithm,
-        clients=clients,
-        weights=federation.weights,
-        seed=federation.seed,
-        cohort=federation.cohort,
-        backend=backend,
-    )
-    backend._template = ReplyTemplate.of(made, columns)  # `begin` would also call the sites
-    return made
-
-
-@pytest.mark.parametrize("row", one_of_each())
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in one_of_each()])
 def test_every_method_computes_at_sites_what_it_does_in_the_simulator(row, tmp_path):
     federation, state, store = federation_of(row.problem(), row.algorithm, row.clients())
     remote = at_sites(federation, tmp_path)

@@ -1,5 +1,5 @@
-"""fedminimax deploy: runs between sites, by init, join, approve, server, site, run, status, stop,
-measure and flower."""
+"""fedminimax deploy: runs between sites, by init, join, approve, peers, server, site, run, status,
+stop, ledger, measure and flower."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from fedminimax.remote.consortium import (
 )
 from fedminimax.remote.flare.processes import Supervisor, keep_server, keep_site
 from fedminimax.remote.flower.runs import write_app
+from fedminimax.remote.identity import Identity, checked_peers, pin, spoken
 from fedminimax.remote.ledger import Ledger
 from fedminimax.remote.measure import measure
 from fedminimax.remote.rows import PartOfTables, holding
 from fedminimax.remote.served import REQUEST, Served, line_of
 from fedminimax.remote.site import RUN_NAME
-from fedminimax.remote.site_file import SiteFile, register, register_allowed
+from fedminimax.remote.site_file import FILE, SiteFile, register, register_allowed
 from fedminimax.report.live import Going
 from fedminimax.report.tables import privacy_text
 
@@ -85,6 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fedminimax deploy approve consortium/ va.request.zip",
     )  # fmt: skip
     command.add_argument("request", type=Path)
+
+    command = _action(
+        actions, "peers", _peers, "at a site: who it is to the others, and who they are to it",
+        'fedminimax deploy peers va/ --pin hungary "sha256:1f2e 3d4c ..."',
+    )  # fmt: skip
+    command.add_argument(
+        "--pin", nargs=2, action="append", default=[], metavar=("SITE", "FINGERPRINT"),
+        help="write what another site has told by telephone into the site file",
+    )  # fmt: skip
 
     _action(
         actions, "server", _server, "run the server, until Ctrl-C",
@@ -226,6 +236,8 @@ def _join(options: argparse.Namespace) -> int:
         print(f"send {request} to the consortium, and say in {folder / 'site.toml'} where rows are")
         print(f"compare by telephone: {known.fingerprint}")
         print(f"and tell them the hash of your key: {_key_hash(request)}")
+        own = spoken(Identity.read(folder).fingerprint)
+        print(f"for masked messages, tell the other sites: {own}")
         return 0
     name = install(folder, Consortium.read(folder, INVITATION), options.approved)
     print(f"{name} can take part: fedminimax deploy site {folder}")
@@ -241,6 +253,43 @@ def _approve(options: argparse.Namespace) -> int:
 
 def _key_hash(request: Path) -> str:
     return f"SHA256:{read_request(request)['public_key_sha256']}"
+
+
+def _peers(options: argparse.Namespace) -> int:
+    folder: Path = options.folder
+    for name, told in options.pin:
+        _pin(folder, name, told)
+    site, identity = SiteFile.read(folder), Identity.made(folder)
+    names = [*site.peers]
+    if (folder / INVITATION).exists():  # there is none on Flower
+        others = [n for n in Consortium.read(folder, INVITATION).sites if n != site.name]
+        if strange := [name for name in names if name not in others]:
+            raise ConfigError(
+                f"{folder / FILE} pins {', '.join(strange)}, and the other sites of the consortium "
+                f"are {', '.join(others)}: correct [peers]"
+            )
+        names = others
+    print(f"this is {site.name}: {spoken(identity.fingerprint)}")
+    for name in names:
+        pinned = site.peers.get(name)
+        print(f"{name}: {spoken(pinned) if pinned else 'not pinned'}")
+        if pinned == identity.fingerprint:
+            raise ConfigError(f"{name!r} is pinned with the fingerprint of this site: ask it again")
+    return 0 if names and {*names} == {*site.peers} else 1
+
+
+def _pin(folder: Path, name: str, told: str) -> None:
+    site = SiteFile.read(folder)
+    (fingerprint,) = checked_peers(folder / FILE, site.name, {name: told}).values()
+    before = site.peers.get(name)
+    if before is None:
+        checked_peers(folder / FILE, site.name, {**site.peers, name: fingerprint})
+        pin(folder / FILE, name, fingerprint)
+    elif before != fingerprint:
+        raise ConfigError(
+            f"{name!r} is pinned as {spoken(before)}, and this is another: if the site has a new "
+            f"identity, and has said so by telephone, delete its line in {folder / FILE} first"
+        )
 
 
 def _until_stopped() -> threading.Event:

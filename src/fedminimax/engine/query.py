@@ -101,14 +101,15 @@ class CountedQuery(ABC):
         question: str,
         vectors: tuple[Tensor, ...],
         size: Callable[[Tensor], int] = lambda v: v.numel() * v.element_size(),
+        answers: Callable[..., Iterable[tuple[Tensor, ...]]] | None = None,
     ) -> Iterator[tuple[Tensor, ...]]:
-        """The answers, counted; `size` says how many bytes a vector takes."""
+        """The answers, counted; `size` says how many bytes a vector takes, and `answers` asks."""
         asked, count = GRADIENTS.get(question, 0), len(self.numbers)
         down = sum(v.numel() * v.element_size() for v in vectors) * count
         rows = asked * int(self.shards.sizes[self.numbers].sum()) if asked else 0
         self.cost += Cost(asked * count, rows, 0, down, exchanges=1)
         up = 0
-        for reply in self.answers(question, vectors):
+        for reply in (answers or self.answers)(question, vectors):
             up += sum(map(size, reply))
             yield reply
         self.cost += Cost(bytes_up=up)

@@ -124,6 +124,14 @@ class Federation:
             cohort = self._draw(server, round + again * 2**32, phase)
         return self.backend.present(cohort)
 
+    def planned_cohort(self, round: int, phase: int) -> np.ndarray:
+        """The clients of a phase if all of them can be reached, of a method whose server does not
+        choose them: anybody can compute it."""
+        drawn = 0
+        for number, own in enumerate(self.algorithm.phases(round)[: phase + 1]):
+            drawn = number if own.cohort == "redraw" else -1 if own.cohort == "all" else drawn
+        return self.everyone if self.complete or drawn < 0 else self._draw(None, round, drawn)
+
     def _draw(self, server: Any, round: int, phase: int) -> np.ndarray:
         drawing = key(self.seed, "cohort", round, phase)
         uniform = words(drawing, np.arange(self.cohort)) / 2**32

@@ -6,10 +6,12 @@ rows of zeros.
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import reduce
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.trees import form_of, leaves, rebuilt
+from fedminimax.config import ConfigError
 from fedminimax.data.batches import rows_used
 from fedminimax.data.clients import Clients
 from fedminimax.engine.backends.base import Backend
@@ -26,9 +29,11 @@ from fedminimax.engine.job import (
     Executor,
     InitialState,
     PhaseJob,
+    Reduced,
     at_the_server,
     initial_state,
     keeping,
+    reduce_replies,
     stack,
 )
 from fedminimax.engine.query import CountedQuery
@@ -36,8 +41,10 @@ from fedminimax.engine.round import Federation, init_new_clients, with_message_s
 from fedminimax.engine.state.folder import RunFolder
 from fedminimax.engine.state.store import Store
 from fedminimax.engine.trainer import succeeded
+from fedminimax.messages.secure.fixed_point import added_answers, answer_of, words_like
+from fedminimax.messages.secure.masked import Masked
 from fedminimax.messages.stage import Messages
-from fedminimax.remote.calls import LeftOutError, Sites
+from fedminimax.remote.calls import Check, LeftOutError, Sites
 from fedminimax.remote.wire import DIGEST, Message, as_json, in_order, numbered
 from fedminimax.types import Batch, Clock, Cost, Problem
 
@@ -123,10 +130,12 @@ class SiteBackend(Backend):
         prepared: Callable[[], tuple[Problem, Cost]],
         set_up: Message,
         asked_rows: bool = False,
+        masked: bool = False,
     ):
         """`columns` are those of the sites' rows. `prepared` gives the problem as the sites have
-        set it up, and what that cost; `set_up` is the message by which each site learns it."""
-        self.sites, self.columns = sites, columns
+        set it up, and what that cost; `set_up` is the message by which each site learns it.
+        `masked`: sites answer under masks."""
+        self.sites, self.columns, self.masked = sites, columns, masked
         self._prepared, self._set_up, self.asked_rows = prepared, set_up, asked_rows
         self._template: ReplyTemplate | None = None
 
@@ -142,7 +151,7 @@ class SiteBackend(Backend):
         numbers: np.ndarray | None = None,
     ) -> SiteQuery:
         batch = zero_rows(self.columns, clients.batch_size).train.batch(0)
-        return SiteQuery(self.sites, problem, batch, clients, split, weights)
+        return SiteQuery(self.sites, problem, batch, clients, split, weights, masked=self.masked)
 
     def prepare(
         self, problem: Problem, clients: Clients, weights: Tensor, masked: bool = False
@@ -198,8 +207,8 @@ class SiteBackend(Backend):
         bound = sites.faults.norm_factor * sites.roster.norms.get(str(number), 0.0)
 
         def check(name: str, reply: Message) -> str | None:
-            if not DIGEST.fullmatch(str(reply.about.get("digest"))):
-                return "it has no digest"
+            if wrong := _without_digest(reply):
+                return wrong
             found = rebuilt(encoded, [reply.vectors[n] for n in named])
             if wrong := job.messages.check(found, expected):
                 return wrong
@@ -212,22 +221,49 @@ class SiteBackend(Backend):
                 )
             return None
 
+        if self.masked:
+            return ClientResult(up=self._mean(job, expected), kept=job.leave())
+        names = self._exchange(job, named, check)
+        sites.roster.found_norms[str(number)] = statistics.median(lengths[name] for name in names)
+        sent = [ups[sites.names[k]] for k in job.cohort.tolist()]
+        return ClientResult(up=stack(sent), kept=job.leave())
+
+    def _exchange(self, job: PhaseJob, named: dict[str, Tensor], check: Check) -> list[str]:
+        """Calls the cohort, whose replies the check gets; returns their names."""
+        sites, round, number = self.sites, int(job.clock.round), int(job.clock.phase)
         about = {
             "kind": "phase",
-            "round": int(job.clock.round),
+            "round": round,
             "phase": number,
             "clock": numbers(job.clock),
             "form": form_of(job.down),
         }
-        asked = sorted(set(job.cohort.tolist()))
-        names = [sites.names[k] for k in asked]
+        names = [sites.names[k] for k in sorted(set(job.cohort.tolist()))]
         replies = sites.exchange(names, Message(about, dict(leaves(job.down))), named, check)
         for name in names:
-            digest = replies[name].about["digest"]
-            sites.roster.accepted[name] = [about["round"], number, digest]
-        sites.roster.found_norms[str(number)] = statistics.median(lengths[name] for name in names)
-        sent = [ups[sites.names[k]] for k in job.cohort.tolist()]
-        return ClientResult(up=stack(sent), kept=job.leave())
+            sites.roster.accepted[name] = [round, number, replies[name].about["digest"]]
+        return names
+
+    def _mean(self, job: PhaseJob, expected: Any) -> Any:
+        """The mean of replies of which nobody but the sites sees one."""
+        reducer = job.messages.reducer
+        assert isinstance(reducer, Masked)
+        like = job.messages.encode(expected, job.clock)
+        words = {n: torch.zeros(v.shape, dtype=reducer.travels(v)) for n, v in leaves(like)}
+        replies: dict[str, dict[str, Tensor]] = {}
+
+        def check(name: str, reply: Message) -> str | None:
+            replies[name] = reply.vectors
+            return _without_digest(reply)
+
+        names = self._exchange(job, words, check)
+        total = [reduce(operator.add, (replies[name][field] for name in names)) for field in words]
+        mean = reducer.whole(rebuilt(like, total), like)
+        return job.messages.decode(mean, expected, job.clock)
+
+    def reduce(self, job: PhaseJob, found: ClientResult) -> Reduced:
+        # What arrived from masked sites is their mean already.
+        return Reduced(found.up, job.held) if self.masked else reduce_replies(job, found)
 
     def initial_state(self, job: PhaseJob) -> InitialState:
         return self.template.first_of(job)
@@ -269,6 +305,11 @@ class SiteBackend(Backend):
         return succeeded(outcome)
 
 
+def _without_digest(reply: Message) -> str | None:
+    good = DIGEST.fullmatch(str(reply.about.get("digest")))
+    return None if good else "it has no digest"
+
+
 def length(vectors: dict[str, Tensor]) -> float:
     return sum(float(v.double().square().sum()) for v in vectors.values()) ** 0.5
 
@@ -293,9 +334,10 @@ class SiteQuery(CountedQuery):
         weights: Tensor,
         about: dict[str, Any] | None = None,
         needed: bool = False,
+        masked: bool = False,
     ):
         """The answer of `batch` has the form of a site's. `about` is told with each question;
-        `needed`: no policy can do without any site's answer."""
+        `needed`: no policy can do without any site's answer; `masked`: sites answer under masks."""
         there = sites.only_present(np.arange(len(sites.names))).tolist()
         sizes: dict[str, Sequence[int]] = {
             s: shards.sizes[there].tolist() for s, shards in clients.splits.items()
@@ -303,12 +345,18 @@ class SiteQuery(CountedQuery):
         weights = weights[there] / weights[there].sum() if sites.roster.away else weights
         super().__init__(clients.elsewhere(sites.roster.present, sizes), split, weights)
         self.sites, self.problem, self.batch, self.needed = sites, problem, batch, needed
+        self.masked, self.tells_each = masked, not masked
         self.rows = dict(zip(self.names, self.shards.sizes.tolist(), strict=True))
         self.about = {"kind": "ask", "split": split, **(about or {})}
 
     def answers(self, question: str, vectors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-        with torch.no_grad():
-            expected = numbered(self.problem.answer(question, vectors, self.batch))
+        if self.masked:
+            raise ConfigError(
+                f"{type(self.problem).__name__} asks each site for its own answer to the question "
+                f"{question!r}, which a masked run does not tell: use another problem, or leave "
+                'reduce = "masked" out'
+            )
+        expected = self._expected(question, vectors)
         wrong = self.problem.checks.get(question, lambda reply, rows: None)
 
         def check(name: str, reply: Message) -> str | None:
@@ -317,3 +365,26 @@ class SiteQuery(CountedQuery):
         message = Message({**self.about, "question": question}, numbered(vectors))
         replies = self.sites.exchange(self.names, message, expected, check, self.needed)
         return [in_order(replies[name].vectors) for name in self.names]
+
+    def summed_words(
+        self, question: str, vectors: tuple[Tensor, ...], weighted: bool
+    ) -> tuple[Tensor, ...]:
+        """The sites multiply by their weights, and send words under masks."""
+        like = self._expected(question, vectors)
+        form = {name: words_like(vector) for name, vector in like.items()}
+        about = {**self.about, "question": question, "how": "mean" if weighted else "sum"}
+
+        def asked(question: str, vectors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+            message = Message(about, numbered(vectors))
+            replies = self.sites.exchange(self.names, message, form, None, self.needed)
+            return [in_order(replies[name].vectors) for name in self.names]
+
+        parts = zip(*self._replies(question, vectors, answers=asked), strict=True)
+        totals = [reduce(added_answers, own) for own in parts]
+        found = zip(totals, like.values(), strict=True)
+        return tuple(answer_of(words, vector, weighted) for words, vector in found)
+
+    def _expected(self, question: str, vectors: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """An answer of the form that a site's has."""
+        with torch.no_grad():
+            return numbered(self.problem.answer(question, vectors, self.batch))

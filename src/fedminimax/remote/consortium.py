@@ -3,7 +3,7 @@ provisioning. Each key is made where it is used, and stays there.
 
     consortium/   at the server: consortium.json, authority/ (its key signs certificates), server/
                   and admin/ (FLARE's kits), invitation.json, runs/
-    SITE/         at a site: site.toml, request/ (its key), kit/, runs/ (its states)
+    SITE/         at a site: site.toml, request/ (its key), identity.key, kit/, runs/ (its states)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from fedminimax.config import ConfigError, options_for
 from fedminimax.engine.state.checkpoint import write_bytes
+from fedminimax.remote.identity import Identity
 from fedminimax.remote.site_file import EXAMPLE, FILE
 
 FOLDER, INVITATION = "consortium.json", "invitation.json"
@@ -136,7 +137,8 @@ def _made(folder: Path, made: Consortium) -> Consortium:
 
 
 def join(folder: Path, invitation: Path, name: str) -> Path:
-    """At a site: its key, and the request that the authority is to sign. Returns the request."""
+    """At a site: its key, the request that the authority is to sign, and its identity, unless it
+    has one. Returns the request."""
     known = Consortium.read(invitation.parent, invitation.name)
     if not FINGERPRINT.fullmatch(known.fingerprint):
         raise ConfigError(
@@ -158,6 +160,7 @@ def join(folder: Path, invitation: Path, name: str) -> Path:
     known.write(folder / INVITATION)
     if not (folder / FILE).exists():
         (folder / FILE).write_text(EXAMPLE.format(name=name), encoding="utf-8")
+    Identity.made(folder)
     make_request(folder, known, name, "client")
     return folder / "request" / f"{name}.request.zip"
 

@@ -11,7 +11,7 @@ from fedminimax import __version__
 from fedminimax.config import CHOICES, ConfigError, Experiment, write_toml
 from fedminimax.data.imbalance import check_share
 from fedminimax.data.split import check_fractions
-from fedminimax.engine.session import Run, Session, check_messages
+from fedminimax.engine.session import Run, Session, check_masked, check_messages
 from fedminimax.engine.settings import Callbacks, Settings, check_settings
 from fedminimax.engine.state.checkpoint import read, write
 from fedminimax.engine.state.folder import RunFolder
@@ -80,6 +80,7 @@ def run_sites(
             prepared=lambda: (prepared(experiment, setup), cost),
             set_up=setup.message,
             asked_rows=bool(setup.about["record"]),
+            masked=experiment.messages.masked,
         ),
         callbacks=calls,
     ).run()
@@ -148,9 +149,7 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
     partial = run.cohort_of(len(names)) < len(names) or faults.policy == "skip"
     check_messages(experiment.messages, algorithm, partial)
     if experiment.messages.masked:
-        raise ConfigError(
-            '[messages] reduce is "masked", which sites cannot send yet: simulate, or leave it out'
-        )
+        _check_masked(experiment, names, faults)
     if faults.policy == "skip" and not algorithm.partial and not run.allow_partial:
         raise ConfigError(
             f"{name} is defined for rounds in which all sites take part, so none can be skipped: "
@@ -162,6 +161,21 @@ def check_experiment(experiment: Experiment, names: Sequence[str], faults: Fault
             f"least_replies is {faults.least_replies}, but {run.cohort or len(names)} sites take "
             "part in a round: lower it"
         )
+
+
+def _check_masked(experiment: Experiment, names: Sequence[str], faults: Faults) -> None:
+    if faults.policy == "skip":
+        raise ConfigError(
+            '[messages] reduce is "masked": with policy "skip" a round is played again without a '
+            'site, and the two sums differ by what that site has sent: use "wait" or "fail"'
+        )
+    if faults.norm_factor:
+        raise ConfigError(
+            '[messages] reduce is "masked": under masks no reply has a length that could be '
+            "compared: leave norm_factor out, and clip the messages at the sites"
+        )
+    problem, method = CHOICES["problem"][experiment.problem.name], experiment.make("method")
+    check_masked(experiment.messages, problem, method, experiment.run.cohort_of(len(names)))
 
 
 def _check_settings(experiment: Experiment, names: Sequence[str]) -> None:

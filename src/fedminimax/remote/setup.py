@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import secrets
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,10 @@ from fedminimax.data.prepare import inputs_table, scaled
 from fedminimax.data.sites import Schema
 from fedminimax.data.statistics import Standardiser, fit_sums, ranged
 from fedminimax.experiment import SPLITS, batches, make_problem
+from fedminimax.messages.secure.fixed_point import added_answers, answer_of, words_like
 from fedminimax.remote.backend import SiteQuery, zero_rows
 from fedminimax.remote.calls import Check, Sites
+from fedminimax.remote.masking import wrong_offer
 from fedminimax.remote.rows import agree, rows_in, wrong_counts, wrong_moments, wrong_outline
 from fedminimax.remote.wire import Message, as_json, quoted
 from fedminimax.types import Cost, Problem
@@ -155,6 +158,7 @@ def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
         message = Message({"kind": kind, "setup": about}, {})
         return sites.exchange(sites.names, message, {}, check, needed=True)
 
+    masked = experiment.messages.masked
     about: Table = {
         # By which a site tells this run from another of the same name.
         "id": secrets.token_hex(16),
@@ -166,6 +170,9 @@ def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
     agreed = agree({name: outlines[name].about["outline"] for name in sites.names})
     least = [outlines[name].about["least_per_bin"] for name in sites.names]
     about["supplied"] = {**agreed.supplied, "sites": len(sites.names)}
+    if masked:
+        offers = told("keys", lambda name, reply: wrong_offer(reply.about.get("offer")))
+        about["keys"] = {name: offers[name].about["offer"] for name in sites.names}
     asked = experiment.problem.options.get("least_per_bin", 0)
     about["least_per_bin"] = max([asked, *least])
     problem = problem_of(experiment, about)  # what is wrong with it is told here, not by a site
@@ -186,7 +193,9 @@ def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
     weights = clients.weight_vector(clients.weights or problem.client_weights)
     batch = zero_rows(about["columns"], None).train.batch(0)
     told_with = {"setup": about}
-    ask = SiteQuery(sites, problem, batch, clients, "train", weights, told_with, needed=True)
+    ask = SiteQuery(
+        sites, problem, batch, clients, "train", weights, told_with, needed=True, masked=masked
+    )
     recorded = RecordingQuery(ask)
     problem.prepare(recorded)
     about["record"] = as_json(recorded.record)
@@ -207,10 +216,12 @@ def _standardiser(
         vectors = {} if centre is None else {"centre": torch.from_numpy(centre)}
         message = Message({"kind": "moments", "setup": about}, vectors)
 
-        def check(name: str, reply: Message) -> str | None:
-            return wrong_moments(reply.vectors["moments"].numpy(), centre is not None)
+        def wrong(moments: np.ndarray) -> str | None:
+            return wrong_moments(moments, centre is not None)
 
-        replies = sites.exchange(sites.names, message, form, check, needed=True)
+        if experiment.messages.masked:
+            return _masked_sum(sites, message, form, wrong)
+        replies = sites.exchange(sites.names, message, form, _checked(form, wrong), needed=True)
         found = {name: reply.vectors["moments"].numpy() for name, reply in replies.items()}
         counted.update({name: int(own[0].max()) for name, own in found.items()})
         return np.sum([found[name] for name in sites.names], 0)
@@ -229,16 +240,40 @@ def _encoder(
         vectors = {name: torch.from_numpy(vector) for name, vector in joined.items()}
         form = {"counts": torch.zeros(int(np.sum(sizes + 2)), dtype=torch.float64)}
 
-        def check(name: str, reply: Message) -> str | None:
-            return wrong_counts(reply.vectors["counts"].numpy())
-
         message = Message({"kind": "counts", "setup": about}, vectors)
+        if experiment.messages.masked:
+            return _masked_sum(sites, message, form, wrong_counts)
+        check = _checked(form, wrong_counts)
         replies = sites.exchange(sites.names, message, form, check, needed=True)
         found = {name: reply.vectors["counts"].numpy() for name, reply in replies.items()}
         counted.update({name: rows_in(own, sizes) for name, own in found.items()})
         return np.sum([found[name] for name in sites.names], 0)
 
     return encoding.fit(schema, summed, experiment.split.bins, experiment.split.rare)
+
+
+def _checked(form: dict[str, Tensor], wrong: Callable[[np.ndarray], str | None]) -> Check:
+    (name,) = form
+    return lambda site, reply: wrong(reply.vectors[name].numpy())
+
+
+def _masked_sum(
+    sites: Sites,
+    message: Message,
+    form: dict[str, Tensor],
+    wrong: Callable[[np.ndarray], str | None],
+) -> np.ndarray:
+    """The sum of what sites tell under masks; no other number of theirs can be looked at."""
+    ((name, like),) = form.items()
+    replies = sites.exchange(sites.names, message, {name: words_like(like)}, needed=True)
+    total = reduce(added_answers, (replies[site].vectors[name] for site in sites.names))
+    found = answer_of(total, like, weighted=False).numpy()
+    if reason := wrong(found):
+        raise ConfigError(
+            f"the sites' sums of {name} are refused: {reason.removeprefix('its ')}. A site has "
+            "told wrong numbers, or masks that do not cancel"
+        )
+    return found
 
 
 def _of_all(what: str, told: dict[str, Any]) -> Any:

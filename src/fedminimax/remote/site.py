@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from fedminimax import __version__
-from fedminimax.config import ConfigError, Experiment, Table, messages_text
+from fedminimax.config import CHOICES, ConfigError, Experiment, Table, messages_text
 from fedminimax.data.clients import Clients
 from fedminimax.engine.round import Federation
+from fedminimax.engine.session import check_masked
 from fedminimax.engine.settings import Settings
 from fedminimax.engine.state.checkpoint import CheckpointError, read, write
 from fedminimax.engine.state.lock import BusyError, locked
@@ -25,6 +26,7 @@ from fedminimax.problems.check_levels import check_levels
 from fedminimax.problems.network_problem import NetworkProblem
 from fedminimax.remote.audit import AuditError, AuditLog
 from fedminimax.remote.ledger import Ledger
+from fedminimax.remote.masking import SiteMasks, check_members, masks_of, offered
 from fedminimax.remote.private import SitePrivacy, check_promise
 from fedminimax.remote.rows import (
     Rows,
@@ -35,7 +37,13 @@ from fedminimax.remote.rows import (
     told_counts,
     told_moments,
 )
-from fedminimax.remote.setup import Setup, prepared, problem_of, received_experiment
+from fedminimax.remote.setup import (
+    Setup,
+    absent_clients,
+    prepared,
+    problem_of,
+    received_experiment,
+)
 from fedminimax.remote.site_file import SiteFile, register
 from fedminimax.remote.wire import Message, busy, quoted
 from fedminimax.remote.worker import WAIT, SiteError, Worker
@@ -59,6 +67,13 @@ def received(content: bytes) -> Message:
         return Message.from_bytes(content)
     except CheckpointError as error:
         raise SiteError(str(error)) from error
+
+
+def _hidden(
+    masks: SiteMasks | None, message: Message, answers: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Sums over a site's rows as they travel."""
+    return answers if masks is None else masks.answer(message.asked(), answers, 1.0)
 
 
 class Site:
@@ -170,6 +185,10 @@ class Site:
         if kind == "look":
             limits = {"version": __version__, "least_per_bin": self.file.limits.least_per_bin}
             return Message({**told, **limits, "outline": self._held.outline()}, {})
+        if kind == "keys":
+            offer = offered(self.file, self._folder(run), run, about["setup"])
+            return Message({**told, "offer": offer}, {})
+        masks = self._masks(run, about["setup"], experiment)
         found = self._split(about["setup"], experiment)
         call["rows"] = found.sizes.get(about.get("split", "train"))
         if kind in ("moments", "counts") and experiment.privacy.by_record:
@@ -181,12 +200,12 @@ class Site:
             centre = message.vectors["centre"].numpy() if message.vectors else None
             limits = self.file.limits
             own = told_moments(found, centre, limits.least_rows, limits.least_per_bin)
-            return Message(told, {"moments": torch.from_numpy(own)})
+            return Message(told, _hidden(masks, message, {"moments": torch.from_numpy(own)}))
         self._check_least(about["setup"])
         if kind == "counts":
             edges, sizes = (message.vectors[name].numpy() for name in ("edges", "sizes"))
             own = told_counts(found, edges, sizes, about["setup"]["least_per_bin"])
-            return Message(told, {"counts": torch.from_numpy(own)})
+            return Message(told, _hidden(masks, message, {"counts": torch.from_numpy(own)}))
         problem = problem_of(experiment, about["setup"], self.file.limits.least_per_bin)
         clients = self._clients(about["setup"], experiment, found, problem)
         if kind == "sizes":
@@ -198,7 +217,8 @@ class Site:
             ]
             return Message({**told, "sizes": sizes, "columns": columns}, {})
         if kind == "ask":
-            return self._made(run, about["setup"], experiment, problem, clients).answer(message)
+            made = self._made(run, about["setup"], experiment, problem, clients, masks)
+            return made.answer(message)
         if kind == "begin":
             self._begin(run, Setup(about["setup"], message.vectors), digest_of(found))
             return Message(told, {})
@@ -296,25 +316,55 @@ class Site:
         return own.to(getattr(torch, str(experiment.run.dtype))).among(setup["names"], number)
 
     def _made(
-        self, run: str, setup: Table, experiment: Experiment, problem: Problem, clients: Clients
+        self,
+        run: str,
+        setup: Table,
+        experiment: Experiment,
+        problem: Problem,
+        clients: Clients,
+        masks: SiteMasks | None,
     ) -> Worker:
+        number, everyone = self._number(setup), absent_clients(experiment, setup)
+        for split, shards in clients.splits.items():
+            own, rows = int(shards.sizes[number]), everyone.splits[split].sizes[number]
+            if rows != own:
+                raise SiteError(
+                    f"site {self.file.name!r} has {own} {split} rows, and the server tells all of "
+                    f"{rows}: it would have another weight than its rows give it"
+                )
         federation = Federation.of(
             problem=problem,
             algorithm=experiment.make("method"),
             clients=clients,
-            weights=torch.ones(len(clients), dtype=torch.float64),
+            weights=everyone.weight_vector(everyone.weights or problem.client_weights),
             seed=experiment.run.seed,
-            cohort=len(clients),
+            cohort=experiment.run.cohort_of(len(clients)),
             messages=experiment.messages,
         )
         return Worker(
             run=run,
             name=self.file.name,
-            number=self._number(setup),
+            number=number,
             federation=federation,
             folder=self._folder(run),
             private=self._private(experiment, setup),
+            masks=masks,
         )
+
+    def _masks(
+        self, run: str, setup: Table, experiment: Experiment, bound: str = ""
+    ) -> SiteMasks | None:
+        """Those of a masked run; what masks cannot hide is refused, whatever the server says."""
+        if not experiment.messages.masked:
+            return None
+        check_members(self.file, setup)
+        sites = experiment.run.cohort_of(len(setup["names"]))
+        problem = CHOICES["problem"][experiment.problem.name]
+        try:
+            check_masked(experiment.messages, problem, experiment.make("method"), sites)
+        except ValueError as error:
+            raise SiteError(str(error)) from error
+        return masks_of(self.file, self._folder(run), run, setup, bound)
 
     def _private(self, experiment: Experiment, setup: Table) -> SitePrivacy | None:
         if not experiment.privacy.by_record:
@@ -368,7 +418,8 @@ class Site:
                 start = problem.start()
                 check_levels(problem, type(start)(*(v.to(dtype) for v in start)), batch)
                 # One run at a time: another's rows need not stay in memory.
-                made = self._made(run, setup.about, experiment, problem, clients)
+                masks = self._masks(run, setup.about, experiment, setup.message.digest())
+                made = self._made(run, setup.about, experiment, problem, clients, masks)
                 self._workers = {run: made}
                 self._settings = {run: experiment.run}
             return self._workers[run]

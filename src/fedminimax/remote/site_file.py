@@ -19,6 +19,7 @@ from fedminimax.config import (
 )
 from fedminimax.messages import Messages
 from fedminimax.privacy.accountant import mu2_of
+from fedminimax.remote.identity import checked_peers
 
 FILE, ALLOW_FILE = "site.toml", "allow.toml"
 EXAMPLE = """\
@@ -38,6 +39,9 @@ questions = 30             # how often one question is answered in an evaluation
 runs = 1000                # the most runs in which it takes part, by its audit log
 # epsilon = 10.0           # what these rows may spend of privacy over all runs; others are refused
 # delta = 1e-5
+
+# [peers]                  # the fingerprints of the other sites, which masked messages need
+                           # (fedminimax deploy peers)
 
 # [messages]               # how its messages must be sent, if it insists: an experiment with other
 # clip = 1.0               # stages or another reducer is refused
@@ -81,12 +85,13 @@ class SiteFile:
     limits: Limits = field(default_factory=Limits)
     messages: Messages | None = None  # None: as the experiment says
     allow: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    peers: Mapping[str, str] = field(default_factory=dict)  # site -> fingerprint
 
     @staticmethod
     def read(folder: Path) -> SiteFile:
         file = folder / FILE
         table = read_toml(file)
-        known = ("name", "data", "limits", "messages", "allow")
+        known = ("name", "data", "limits", "messages", "allow", "peers")
         for key in table:
             if key not in known:
                 raise ConfigError(f"{file} has no key {key!r}; {suggest(key, known)}")
@@ -95,7 +100,7 @@ class SiteFile:
             raise ConfigError(f'{file} has no name; add name = "..." with the name of this site')
         if not isinstance(table.get("data"), dict):
             raise ConfigError(f"{file} has no section [data]; say there where this site's rows are")
-        for section in ("limits", "allow"):
+        for section in ("limits", "allow", "peers"):
             if not isinstance(table.setdefault(section, {}), dict):
                 raise ConfigError(
                     f"{file}: {section} is {table[section]!r}; make it a section, [{section}], "
@@ -105,7 +110,8 @@ class SiteFile:
         allow = _allowed(file, table["allow"])
         register(allow)
         messages = messages_of(table["messages"]) if "messages" in table else None
-        return SiteFile(name, folder, table["data"], limits, messages, allow)
+        peers = checked_peers(file, name, table["peers"])
+        return SiteFile(name, folder, table["data"], limits, messages, allow, peers)
 
 
 def register_allowed(consortium: Path) -> None:

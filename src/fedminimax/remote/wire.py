@@ -14,6 +14,8 @@ from torch import Tensor
 from fedminimax.engine.state.checkpoint import pack, unpack
 
 DIGEST = re.compile(r"[0-9a-f]{32}")
+# Of a call, what is of the server's own order: the same call may come again with others.
+ORDER = ("call", "again", "accepted", "complete")
 
 
 class Message(NamedTuple):
@@ -32,6 +34,11 @@ class Message(NamedTuple):
     def digest(self) -> str:
         """The same for the same content, and for no other."""
         return hashlib.blake2s(self.to_bytes(), digest_size=16).hexdigest()
+
+    def asked(self) -> str:
+        """The digest of a call without the server's order: the same, however often it is sent."""
+        about = {name: value for name, value in self.about.items() if name not in ORDER}
+        return self._replace(about=about).digest()
 
 
 def numbered(vectors: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -24,6 +24,8 @@ from fedminimax.engine.round import Federation, guarded, init_new_clients, with_
 from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.lock import locked
 from fedminimax.engine.state.store import Store
+from fedminimax.messages.secure.masked import Masked
+from fedminimax.remote.masking import SiteMasks
 from fedminimax.remote.private import SitePrivacy
 from fedminimax.remote.wire import DIGEST, Message, in_order, numbered
 from fedminimax.types import Clock, Phase
@@ -127,9 +129,11 @@ class Worker:
         federation: Federation,
         folder: Path,
         private: SitePrivacy | None = None,
+        masks: SiteMasks | None = None,
     ):
+        """masks: of a masked run."""
         self.run, self.name, self.number = run, name, number
-        self.federation, self.private = federation, private
+        self.federation, self.private, self.masks = federation, private, masks
         self.states = States(folder)
 
     def phase(self, message: Message) -> Message:
@@ -142,6 +146,8 @@ class Worker:
             start = _key(about["accepted"].get(self.name))
             complete = _key(about["complete"].get(self.name))
             key = Key(about["round"], about["phase"], self._digest(message, start))
+            if self.masks is not None:
+                self.masks.begin(key.round, key.phase, key.digest)
             if self.states.has(key) and self.name not in about["again"]:
                 state = self.states.read(key)._replace(call=about["call"])
             else:
@@ -162,8 +168,21 @@ class Worker:
             found = self.federation.problem.answer(question, in_order(message.vectors), batch)
         if self.private is not None and split == "train":
             rows = len(batch.weight)
-            found = self.private.answer(question, found, rows, self.run, message.digest())
-        return Message(self._about("ask") | {"question": question}, numbered(found))
+            found = self.private.answer(question, found, rows, self.run, message.asked())
+        answers = numbered(found)
+        if self.masks is not None:
+            answers = self.masks.answer(message.asked(), answers, self._weight_in(message))
+        return Message(self._about("ask") | {"question": question}, answers)
+
+    def _weight_in(self, message: Message) -> float:
+        """This site's weight in the sum of answers that is asked for."""
+        how = message.about.get("how")
+        if how not in ("mean", "sum"):
+            raise SiteError(
+                f"the question {message.about['question']!r} is for the answer of site "
+                f"{self.name!r} alone: in a masked run it takes part in means and sums of all"
+            )
+        return float(self.federation.weights[self.number]) if how == "mean" else 1.0
 
     def rows(self, split: Any) -> int | None:
         """How many rows of a split a call can touch."""
@@ -238,8 +257,25 @@ class Worker:
         if first is not None:
             stages[first.kind] = left.messages
         told = self._about("phase") | key._asdict()
-        reply = Message(told, dict(leaves(federation.messages.encode(up, clock))))
+        sent = dict(leaves(federation.messages.encode(up, clock)))
+        if self.masks is not None:
+            sent = self._hidden(sent, message, key, phase)
+        reply = Message(told, sent)
         return State(key, about["call"], keeping(leave, left), stages, reply)
+
+    def _hidden(
+        self, sent: dict[str, Tensor], message: Message, key: Key, phase: Phase
+    ) -> dict[str, Tensor]:
+        """The fields of a reply, times this site's weight, under masks. Whose replies are added up,
+        the site finds out by itself."""
+        federation, reducer = self.federation, self.federation.messages.reducer
+        assert self.masks is not None
+        assert isinstance(reducer, Masked)
+        cohort = federation.planned_cohort(key.round, key.phase)
+        shares = dict(zip(cohort.tolist(), federation.shares(phase, cohort).tolist(), strict=True))
+        own = shares.get(self.number, 0.0)
+        at = (key.round, key.phase)
+        return self.masks.reply(at, message.asked(), cohort.tolist(), sent, own, reducer)
 
     def _down(self, phase: Phase, message: Message, clock: Clock) -> Any:
         """What the server has broadcast, as the type that the method has for it. What is in it is

@@ -40,7 +40,7 @@ class Masked(Reducer):
 
     A client multiplies its reply by its weight and rounds it to whole multiples of 2^-40, or of
     2^-25 in 32 bits; their sum modulo 2^64 or 2^32 is exact. A simulation computes the same sums,
-    and masks nothing.
+    and masks nothing; sites do.
 
     bits: of a number on its way: 64, or 32; if left out, 32 in single precision.
     """
@@ -58,6 +58,10 @@ class Masked(Reducer):
         """How the numbers of a field are written."""
         single = field.is_floating_point() and field.element_size() <= 4
         return SHORT if (self.bits or (32 if single else 64)) == 32 else LONG
+
+    def travels(self, field: Tensor) -> torch.dtype:
+        """The type of the tensors in which words of a field travel."""
+        return torch.int32 if self.form(field) is SHORT else torch.int64
 
     def part(self, ups: Message, weights: Tensor) -> Message:
         """The words of a sum over these clients; what is not finite, which ends a run, counts as
