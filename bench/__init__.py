@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bench import compositional, mlp, networks, overhead, peers, portfolio, scale, tables
+from bench import compositional, masks, mlp, networks, overhead, peers, portfolio, scale, tables
 from bench.environments import Folder
 from bench.measure import FULL, QUICK
 from bench.table import (
@@ -27,7 +27,7 @@ from bench.table import (
 from fedminimax.data.sources import cache
 from fedminimax.report.tables import console
 
-GROUPS = (overhead, portfolio, mlp, networks, compositional, scale, tables)
+GROUPS = (overhead, masks, portfolio, mlp, networks, compositional, scale, tables)
 
 
 def bench(

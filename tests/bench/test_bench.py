@@ -267,6 +267,9 @@ def test_every_row_of_the_table_is_there_with_its_bound():
     most = {
         "overhead.compiled": at_most(100, "microseconds"),
         "overhead.vectorised": at_most(1000, "microseconds"),
+        "masks.4": at_most(1.5, "x"),
+        "masks.32": at_most(5, "x"),
+        "masks.100": at_most(14, "x"),
         "scale.time": at_most(1.2, "x"),
         "scale.memory": at_most(200, "MB more"),
         "scale.store": at_most(1000, "MB"),

@@ -145,13 +145,15 @@ class Worker:
             self._check_turn(about["call"])
             start = _key(about["accepted"].get(self.name))
             complete = _key(about["complete"].get(self.name))
-            key = Key(about["round"], about["phase"], self._digest(message, start))
+            asked = message.asked()
+            told = {"asked": asked, "start": None if start is None else list(start)}
+            key = Key(about["round"], about["phase"], Message(told, {}).digest())
             if self.masks is not None:
                 self.masks.begin(key.round, key.phase, key.digest)
             if self.states.has(key) and self.name not in about["again"]:
                 state = self.states.read(key)._replace(call=about["call"])
             else:
-                state = self._computed(message, key, start)
+                state = self._computed(message, key, start, asked)
             self.states.write(state, [k for k in (start, complete) if k is not None])
             return state.reply
 
@@ -200,12 +202,7 @@ class Worker:
                 f"at site {self.name!r}"
             )
 
-    def _digest(self, message: Message, start: Key | None) -> str:
-        told = {name: message.about[name] for name in ("run", "round", "phase", "clock", "form")}
-        told["start"] = None if start is None else list(start)
-        return Message(told, message.vectors).digest()
-
-    def _computed(self, message: Message, key: Key, start: Key | None) -> State:
+    def _computed(self, message: Message, key: Key, start: Key | None, asked: str) -> State:
         about, federation = message.about, self.federation
         algorithm, cohort = federation.algorithm, np.array([self.number])
         phases = algorithm.phases(key.round)
@@ -259,12 +256,12 @@ class Worker:
         told = self._about("phase") | key._asdict()
         sent = dict(leaves(federation.messages.encode(up, clock)))
         if self.masks is not None:
-            sent = self._hidden(sent, message, key, phase)
+            sent = self._hidden(sent, asked, key, phase)
         reply = Message(told, sent)
         return State(key, about["call"], keeping(leave, left), stages, reply)
 
     def _hidden(
-        self, sent: dict[str, Tensor], message: Message, key: Key, phase: Phase
+        self, sent: dict[str, Tensor], asked: str, key: Key, phase: Phase
     ) -> dict[str, Tensor]:
         """The fields of a reply, times this site's weight, under masks. Whose replies are added up,
         the site finds out by itself."""
@@ -275,7 +272,7 @@ class Worker:
         shares = dict(zip(cohort.tolist(), federation.shares(phase, cohort).tolist(), strict=True))
         own = shares.get(self.number, 0.0)
         at = (key.round, key.phase)
-        return self.masks.reply(at, message.asked(), cohort.tolist(), sent, own, reducer)
+        return self.masks.reply(at, asked, cohort.tolist(), sent, own, reducer)
 
     def _down(self, phase: Phase, message: Message, clock: Clock) -> Any:
         """What the server has broadcast, as the type that the method has for it. What is in it is

@@ -17,6 +17,8 @@ import numpy as np
 
 from fedminimax.messages.secure.fixed_point import Format, Words, add, negated
 
+BLOCK = 16_384  # numbers that are masked at once, in the cache of a core; all clients have the same
+
 
 class Pair(NamedTuple):
     """What a client shares with another one."""
@@ -69,10 +71,18 @@ class Masks:
 
     def hide(self, words: Words, form: Format) -> Words:
         """The words of the next field under their masks."""
-        for stream, adds in self._streams:
-            mask = stream.words(words.shape, form)
-            words = add(words, mask if adds else negated(mask))
-        return words
+        hidden = words.copy()
+        nothing = memoryview(bytes(min(BLOCK, words.shape[1]) * form.limbs * form.bits // 8))
+        drawn = bytearray(len(nothing) + 15)
+        for first in range(0, words.shape[1], BLOCK):
+            own = hidden[:, first : first + BLOCK]
+            for stream, adds in self._streams:
+                mask = stream.words(own.shape, form, nothing, drawn)
+                if form.limbs == 1:
+                    (np.add if adds else np.subtract)(own, mask, out=own)
+                else:
+                    own[:] = add(own, mask if adds else negated(mask))
+        return hidden
 
 
 class _Stream:
@@ -88,8 +98,12 @@ class _Stream:
         key = HKDFExpand(SHA256(), 32, info=call).derive(seed)
         self._cipher = Cipher(AES(key), CTR(bytes(16))).encryptor()
 
-    def words(self, shape: tuple[int, ...], form: Format) -> Words:
+    def words(
+        self, shape: tuple[int, ...], form: Format, nothing: memoryview, drawn: bytearray
+    ) -> Words:
+        """The next words of that shape, in `drawn`; `nothing` is as many zeros, or more."""
         count = int(np.prod(shape))
-        drawn = self._cipher.update(bytes(count * form.bits // 8))
+        self._cipher.update_into(nothing[: count * form.bits // 8], drawn)
         # The same words on machines of either byte order.
-        return np.frombuffer(drawn, form.dtype.newbyteorder("<")).astype(form.dtype).reshape(shape)
+        found = np.frombuffer(drawn, form.dtype.newbyteorder("<"), count)
+        return found.astype(form.dtype, copy=False).reshape(shape)
