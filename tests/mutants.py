@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FAST = "not slow and not full"
-SITES = "tests/remote/test_sites.py"
+SITES, MASKS = "tests/remote/test_sites.py", "tests/remote/test_masks.py"
 SCAFFOLD = "tests/algorithms/test_identities_server.py::test_scaffold_with_ten_of_a_hundred_arrives"
+KEYS = f"{MASKS}::test_a_key_that_is_wrong_in_any_way_is_refused_by_name"
 MEANINGS = {0: "NOT FOUND", 1: "found"}  # any other end says nothing about the fault
 
 
@@ -77,6 +78,20 @@ FAULTS = (
           f"{SITES}::test_a_call_with_other_vectors_is_computed_anew"),
     Fault("remote/wire.py", 'letter if letter.isprintable() else "?"', "letter",
           f"{SITES}::test_the_reason_of_a_refusal_is_cut"),
+    # masks: none at all, two messages under one, and keys of anybody
+    Fault("messages/secure/masks.py", "(np.add if adds else np.subtract)(own, mask, out=own)",
+          "pass",
+          f"{MASKS}::test_masked_words_are_uniform"),
+    Fault("remote/masking.py", "if found != call:", "if False:",
+          f"{MASKS}::test_a_site_answers_one_call_for_each_phase_also_after_a_kill"),
+    Fault("remote/masking.py", "if found != digest:", "if False:",
+          f"{MASKS}::test_the_same_call_with_other_numbers_is_not_sent"),
+    Fault("remote/masking.py", "if fingerprint_of(identity) != pinned:", "if False:", KEYS),
+    Fault("remote/masking.py", "if not is_signed(", "if False and not is_signed(", KEYS),
+    Fault("remote/masking.py", "sorted(map(str, names)) != sorted(known)", "False",
+          f"{MASKS}::test_who_is_not_pinned_takes_no_part_and_all_who_are_do"),
+    Fault("remote/site.py", "if rows != own:", "if False:",
+          f"{MASKS}::test_a_site_trusts_no_sizes_of_the_server_that_would_give_it_another_weight"),
     Fault("remote/calls.py", "max(1, 2 * before)", "max(1, before)",
           f"{SITES}::test_a_site_that_is_lost_is_not_waited_for_every_round_and_comes_back"),
     # metrics

@@ -214,14 +214,12 @@ def test_all_that_a_server_gets_is_listed_and_depends_on_no_row_but_for_masked_w
     assert {r.about["question"] for r in kinds["ask"]} >= {"positive_share", "histogram", "loss"}
 
 
-def words_of(seen) -> np.ndarray:
-    parts = [v.numpy().view("u8").ravel() for _, _, r, _ in seen for v in r.vectors.values()]
-    return np.concatenate(parts)
-
-
-def test_masked_words_are_uniform(seen):
-    words = words_of(seen)
-    assert len(words) > 20_000
+@pytest.mark.parametrize("kind", ["moments", "ask", "phase"])
+def test_masked_words_are_uniform(kind, seen):
+    replies = [reply for _, asked, reply, _ in seen if asked.about["kind"] == kind]
+    parts = [v.numpy().view("u8").ravel() for reply in replies for v in reply.vectors.values()]
+    words = np.concatenate(parts)
+    assert len(words) > 100
     counts = np.bincount(words.view("u1"), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-6
     assert stats.kstest(words / 2.0**64, "uniform").pvalue > 1e-6
@@ -343,6 +341,14 @@ def test_no_question_is_answered_by_one_site_alone(how, tmp_path):
     assert "takes part in means and sums of all" in refused(
         handlers["va"], message._replace(about=about)
     )
+
+
+def test_a_site_that_is_not_in_the_cohort_of_a_phase_sends_nothing(tmp_path):
+    which = EXPERIMENTS["masked_cohort"]
+    handlers, message = call_of(which, tmp_path, "phase")
+    told = [Message.from_bytes(handlers[n](message.to_bytes())).about for n in SITES]
+    (reason,) = [about["reason"] for about in told if about["kind"] == "refusal"]
+    assert "masks need it and at least two others" in reason
 
 
 # One message under one mask
