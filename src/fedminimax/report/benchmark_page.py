@@ -87,6 +87,11 @@ def _head(contents: Contents, budget: str, found: dict[str, Table]) -> str:
         "The sets that are kept out were chosen before anything ran. No recipe, rate or rule was "
         "decided with them in sight; `--kept-out` runs them."
     )
+    if any(len(_splits(found.get(s.name, {"units": {}}))) < about.splits for s in contents.sets):
+        lines.append(
+            f"**Not finished:** the last column says how many of the {about.splits} splits have "
+            "been run, of which all that follows is. One split gives no interval."
+        )
     table = ["| set | sites | rows | positive | splits |", "|---|---|---|---|---|"]
     for each in contents.sets:
         name = each.name + " (kept out)" * each.kept_out
@@ -159,12 +164,11 @@ def _differences(found: dict[str, Table], rows: Sequence[str], level: int = 2) -
             pairs = [(_mean(r, AUTO, key), _mean(r, other, key)) for r in found.values()
                      if _values(r, AUTO, key) and _values(r, other, key)]  # fmt: skip
             cells.append(_interval(pairs))
-        each = [d for r in found.values() if (d := _paired(r, other, "auc")) is not None]
-        wins = sum(d.low is not None and d.low > 0 for d in each)
-        losses = sum(d.high is not None and d.high < 0 for d in each)
-        lines.append(
-            f"| {other} | {' | '.join(cells)} | {wins} / {len(each) - wins - losses} / {losses} |"
-        )
+        pairs = [_paired(r, other, "auc") for r in found.values()]
+        each = [(d.low, d.high) for d in pairs if d and d.low is not None and d.high is not None]
+        wins, losses = sum(low > 0 for low, _ in each), sum(high < 0 for _, high in each)
+        told = f"{wins} / {len(each) - wins - losses} / {losses}" if each else "-"
+        lines.append(f"| {other} | {' | '.join(cells)} | {told} |")
     return "\n".join(lines)
 
 
