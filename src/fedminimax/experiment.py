@@ -39,7 +39,7 @@ UNMASKED = (
     'reduce is "masked": the sums of this simulation are those of a masked run between sites, but '
     "nothing is masked here"
 )
-FACTS = ("dimension", "shape", "classes")  # what data that make their own clients may say
+FACTS = ("dimension", "shape", "classes", "labels")  # what data that make their own clients may say
 
 
 class Built(NamedTuple):

@@ -17,6 +17,7 @@ from fedminimax.cli import main
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.data.gusto import Gusto
 from fedminimax.data.image_sets import (
+    CHEST,
     CIFAR10,
     CIFAR100,
     MNIST,
@@ -26,7 +27,7 @@ from fedminimax.data.image_sets import (
     MedMNIST,
 )
 from fedminimax.data.sites import DataError
-from fedminimax.experiment import build
+from fedminimax.experiment import build, run_experiment
 
 ROOT = Path(__file__).parents[2]
 FASHION, CIFAR = DATA / "fashion-mnist", DATA / "cifar-10" / "cifar-10-binary.tar.xz"
@@ -160,6 +161,35 @@ def test_one_of_several_findings_is_chosen_and_objects_are_refused(tmp_path):
     np.savez(tmp_path / "chestmnist.npz", allow_pickle=True, **arrays)
     with pytest.raises(DataError, match="cannot be read as npz of plain arrays"):
         data.pictures()
+
+
+def test_all_findings_of_a_file_of_chest_images_are_trained_at_once(tmp_path):
+    """A file of the form of chestmnist.npz, with noise for images."""
+    random, arrays = np.random.default_rng(0), {}
+    for split, count in (("train", 60), ("val", 30), ("test", 30)):
+        arrays[f"{split}_images"] = random.integers(0, 256, (count, 28, 28)).astype(np.uint8)
+        arrays[f"{split}_labels"] = random.integers(0, 2, (count, len(CHEST))).astype(np.uint8)
+    np.savez(tmp_path / "chestmnist.npz", allow_pickle=False, **arrays)
+    data = {"name": "medmnist", "subset": "chestmnist", "folder": str(tmp_path)}
+    table = {
+        "data": {**data, "findings": "all", "clients": 2},
+        "model": {"name": "linear"},
+        "problem": {"name": "auc"},
+        "method": {"name": "codasca"},
+        "run": {"rounds": 1, "batch_size": 8, "executor": "debug"},
+    }
+    run = run_experiment(Experiment.from_table(table))
+    test = run.history[-1]["test"]["labels"]
+    assert tuple(test) == CHEST
+    positives = arrays["test_labels"].sum(axis=0)
+    assert [test[name]["positives"] for name in CHEST] == positives.tolist()
+    with pytest.raises(DataError, match="task is 'first_half', which is of one label"):
+        MedMNIST(str(tmp_path), subset="chestmnist", findings="all", task="first_half")
+    one = {f"{s}_{k}": v[:, :1] if k == "labels" else v for s in ("train", "val", "test")
+           for k in ("images", "labels") for v in [arrays[f"{s}_{k}"]]}  # fmt: skip
+    np.savez(tmp_path / "breastmnist.npz", allow_pickle=False, **one)
+    with pytest.raises(DataError, match=r"rows of breastmnist\.npz have one label"):
+        MedMNIST(str(tmp_path), subset="breastmnist", findings="all").pictures()
 
 
 @pytest.mark.parametrize(

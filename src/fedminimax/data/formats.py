@@ -116,8 +116,9 @@ def stl10(images: bytes, labels: bytes, where: str) -> Pictures:
     return Pictures(pixels, np.frombuffer(labels, np.uint8).astype(np.int64) - 1)
 
 
-def medmnist(file: Path, finding: int) -> dict[str, Pictures]:
-    """The splits of a MedMNIST file; where rows have several labels of 0 and 1, one is chosen."""
+def medmnist(file: Path, finding: int | None) -> dict[str, Pictures]:
+    """The splits of a MedMNIST file; where rows have several labels of 0 and 1, one is chosen, or,
+    if `finding` is None, all are kept, as columns."""
     arrays, found = plain_arrays(file), {}
     for split, name in (("train", "train"), ("validation", "val"), ("test", "test")):
         lack = [key for key in (f"{name}_images", f"{name}_labels") if key not in arrays]
@@ -130,11 +131,16 @@ def medmnist(file: Path, finding: int) -> dict[str, Pictures]:
                 f"{file} has {name} images of type {images.dtype} and shape {images.shape}, and "
                 f"{len(labels)} labels; give bytes, two-dimensional, and as many labels."
             )
-        if not 0 <= finding < labels.shape[1]:
+        if finding is None and labels.shape[1] < 2:
+            raise DataError(
+                f'findings is "all", but rows of {file.name} have one label; leave findings out.'
+            )
+        if finding is not None and not 0 <= finding < labels.shape[1]:
             raise DataError(
                 f"finding is {finding}, but rows of {file.name} have {labels.shape[1]} label(s); "
                 "give a number from 0 on."
             )
         images = images[..., None] if images.ndim == 3 else images
-        found[split] = Pictures(images.transpose(0, 3, 1, 2), labels[:, finding].astype(np.int64))
+        told = labels if finding is None else labels[:, finding]
+        found[split] = Pictures(images.transpose(0, 3, 1, 2), told.astype(np.int64))
     return found

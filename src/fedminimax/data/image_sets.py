@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from fedminimax.data.formats import Pictures, cifar, idx_pair, medmnist, members, stl10
 from fedminimax.data.images import Images
+from fedminimax.data.sites import DataError
 from fedminimax.data.sources import OURS, Copy, File, Source, find
 
 TORCHVISION = "torchvision"  # for files whose own publisher gives no checksum
@@ -269,6 +270,11 @@ class STL10(Images):
         }
 
 
+# The findings of chestmnist, in the order of its columns.
+CHEST = (
+    *("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia"),
+    *("pneumothorax", "consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia"),
+)
 MEDMNIST = {
     name: Source(
         name,
@@ -306,6 +312,7 @@ class MedMNIST(Images):
 
     subset: which of them; each is fetched by its own name.
     finding: which label counts, where images have several of 0 and 1 (the 14 of chestmnist).
+    findings: "one", or "all" labels at once, for a problem that ranks several.
     """
 
     # fmt: off
@@ -315,6 +322,27 @@ class MedMNIST(Images):
     ] = "pneumoniamnist"
     # fmt: on
     finding: int = 0
+    findings: Literal["one", "all"] = "one"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.findings == "one":
+            return
+        other = {"task": "classes", "partition": "iid", "only": (), "finding": 0}
+        for name, needed in other.items():
+            if getattr(self, name) != needed:
+                raise DataError(
+                    f'findings is "all", but {name} is {getattr(self, name)!r}, which is of one '
+                    "label; leave one of them out."
+                )
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of several labels; none of one."""
+        if self.findings == "one":
+            return []
+        count = self._published["train"].labels.shape[1]
+        return [*CHEST] if count == len(CHEST) else [str(number) for number in range(count)]
 
     @property
     def source(self) -> Source:  # type: ignore[override]
@@ -322,4 +350,4 @@ class MedMNIST(Images):
 
     def pictures(self) -> dict[str, Pictures]:
         file = find(self.source, (f"{self.subset}.npz",), self.folder)
-        return medmnist(file, self.finding)
+        return medmnist(file, None if self.findings == "all" else self.finding)

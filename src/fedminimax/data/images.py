@@ -16,7 +16,7 @@ from fedminimax.data.imbalance import keep_positives
 from fedminimax.data.partition import class_groups, dirichlet, iid, own_classes, positive_classes
 from fedminimax.data.sites import DataError, listed
 from fedminimax.data.sources import Source
-from fedminimax.data.split import stratified_split
+from fedminimax.data.split import strata, stratified_split
 
 Rows = list[tuple[Tensor, Tensor]]
 _CHUNK = 4096
@@ -106,7 +106,8 @@ class Images:
 
     @property
     def classes(self) -> int:
-        return len(self._used) if self.task == "classes" else 2
+        several = self._published["train"].labels.ndim > 1
+        return len(self._used) if self.task == "classes" and not several else 2
 
     @property
     def notes(self) -> list[str]:
@@ -173,7 +174,7 @@ class Images:
         """The splits, of the classes and in the share that are used."""
         found = {}
         for split, (images, labels) in self.pictures().items():
-            if unknown := set(self.only) - set(labels.tolist()):
+            if unknown := set(self.only) - set(np.unique(labels).tolist()):
                 raise DataError(
                     f"only is {list(self.only)}, but no {split} image is of class {min(unknown)}; "
                     f"the classes are {np.unique(labels).tolist()}."
@@ -218,6 +219,8 @@ class Images:
 
     def _tell_apart(self, labels: np.ndarray) -> np.ndarray:
         """What is to be told of each image: its class, numbered in order, or its side."""
+        if labels.ndim > 1:
+            return labels
         if self.task == "classes":
             return np.searchsorted(self._used, labels)
         if unknown := set(self.positive) - set(self._used.tolist()):
@@ -242,5 +245,5 @@ class Images:
         elif self.partition == "dirichlet" and split != "test":
             owned = dirichlet(labels[rows], self.clients, self.concentration, self.seed)
         else:
-            owned = iid(labels[rows], self.clients, self.seed)
+            owned = iid(strata(labels[rows]), self.clients, self.seed)
         return [rows[own] for own in owned]

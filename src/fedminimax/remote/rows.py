@@ -270,6 +270,9 @@ def wrong_outline(outline: Any) -> str | None:
 def _check_outline(outline: Any) -> None:
     if set(outline) == {"facts"}:
         for name, fact in outline["facts"].items():
+            if name == "labels":
+                _check_texts(fact)
+                continue
             sizes = fact if isinstance(fact, list) else [fact]
             if name not in FACTS or not all(type(n) is int and n > 0 for n in sizes):
                 raise ValueError(f"{name} is {fact!r}")
