@@ -272,6 +272,7 @@ def test_tables_of_several_labels_are_trained_reported_and_scored(tables, tmp_pa
     assert [c for c in heading.split(",") if c.startswith("prob")] == [
         f"probability {name}" for name in NAMES
     ]
+    assert cli.main(["compare", str(run)]) == 0
     page = tmp_path / "report.html"
     assert cli.main(["report", str(run), "-o", str(page)]) == 0
     assert f"{test['labels']['cough']['auc']:.3f}" in page.read_text().split('id="labels"')[1]

@@ -54,7 +54,7 @@ def save_calibration(run: Run, built: Built, folder: str | os.PathLike) -> None:
             found[name] = _calibrated(list(held), least)
             continue
         marks = [problem.marks(batch).numpy() for batch in rows]
-        found[name] = {}
+        each: dict[str, Any] = {}
         for place, label in enumerate(labels):
             known = [own[:, place] >= 0 for own in marks]
             held = [
@@ -62,7 +62,8 @@ def save_calibration(run: Run, built: Built, folder: str | os.PathLike) -> None:
                 for scores, own, there in zip(outputs, marks, known, strict=True)
                 if there.any()
             ]
-            found[name][label] = _calibrated(held, least)
+            each[label] = _calibrated(held, least)
+        found[name] = {"labels": each}
     if all(one is not None for one in found.values()):
         RunFolder(folder).write_json(CALIBRATION, found)
 
@@ -90,8 +91,8 @@ def calibration_of(folder: str | os.PathLike, best: bool, label: str = "") -> Ca
     if not Path(folder, CALIBRATION).exists():
         return None
     held = RunFolder(folder).read_json(CALIBRATION).get("best" if best else "last")
-    if held is not None and label:
-        held = held[label]
+    if held is not None and "labels" in held:
+        held = held["labels"].get(label)
     if held is None:
         return None
     platt = maps.from_json(held["platt"])
