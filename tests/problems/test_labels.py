@@ -273,6 +273,8 @@ def test_tables_of_several_labels_are_trained_reported_and_scored(tables, tmp_pa
         f"probability {name}" for name in NAMES
     ]
     assert cli.main(["compare", str(run)]) == 0
+    assert cli.main(["export", str(run), str(tmp_path / "model.pt2")]) == 2
+    assert "ranks 3 labels, but an exported file has one score" in capsys.readouterr().err
     page = tmp_path / "report.html"
     assert cli.main(["report", str(run), "-o", str(page)]) == 0
     assert f"{test['labels']['cough']['auc']:.3f}" in page.read_text().split('id="labels"')[1]

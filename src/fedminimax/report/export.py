@@ -95,6 +95,11 @@ def export(folder: Path, file: Path, best: bool | None = None) -> list[str]:
     if file.suffix not in FORMATS:
         raise ConfigError(f"{file} ends in {file.suffix!r}; give a file ending in .onnx or .pt2")
     run = load(folder)
+    if labels := getattr(run.problem, "labels", ()):
+        raise ConfigError(
+            f"the run in {folder} ranks {len(labels)} labels, but an exported file has one score "
+            "per row: use fedminimax predict, or load(folder).module() from Python"
+        )
     schema, inputs = preparation(folder)
     calibration = calibration_of(folder, run.best is not None and best is not False)
     line = calibration and (calibration.platt.slope, calibration.platt.offset)
