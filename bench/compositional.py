@@ -18,7 +18,7 @@ from bench.table import Found, Row, at_least, faster, milliseconds
 from fedminimax.algorithms.local_scgdam import LocalSCGDAM
 from fedminimax.data.clients import Clients
 from fedminimax.problems.compositional_auc import CompositionalAUC
-from fedminimax.problems.gradients import outer_gradients
+from fedminimax.problems.gradients import gradients
 from fedminimax.problems.twice import DifferentiatedTwice
 from fedminimax.types import batch_of
 
@@ -55,7 +55,7 @@ def against_parts(effort: Effort) -> Found:
         torch.autograd.grad(first(leaf), leaf, weights)
 
     def gradient() -> None:
-        outer_gradients(problem, *point, batch)
+        gradients(problem, point, (batch,))
 
     def spread_out(work: Any) -> Any:
         return lambda: list(pool.map(lambda _: [work() for _ in range(STEPS)], range(CLIENTS)))

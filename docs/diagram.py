@@ -1,7 +1,7 @@
 """Draws docs/architecture.svg: the way of the data from a file to the final vectors.
 
 Each box is a module. Data flow along the arrows; an arrow stands only between two modules of which
-one imports the other, which tests/docs/test_diagram.py checks.
+one imports the other, which tests/test_architecture.py checks.
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ from fedminimax.engine.state.store import Store
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.cross_entropy import CrossEntropy
 from fedminimax.problems.functions import Minimax
+from fedminimax.problems.gradients import value_and_pull
 from fedminimax.problems.quadratic import Quadratic
 from fedminimax.random import generator
-from fedminimax.types import Algorithm, Batch, Cost, Point, Problem
+from fedminimax.types import Algorithm, Batch, Cost, Draw, Point, Problem
 
 SIZES = (7, 3, 12, 1, 6)  # rows per client: one batch is four, so two of the five are padded
 
@@ -51,6 +52,25 @@ def noisy_rows(sizes: tuple[int, ...] = SIZES, spread: float = 2.0) -> list[tupl
     """Rows (t, b) of the quadratic, unequally many per client."""
     full = QuadraticData(len(sizes), 3, spread, noise=1.0, rows=max(sizes), coupling=0.5)
     return [(t[:n], b[:n]) for (t, b), n in zip(full.client_rows(), sizes, strict=True)]
+
+
+def value_and_pullback(
+    problem: Problem, level: int, value: Tensor, vector: Tensor, batch: Batch
+) -> tuple[Tensor, Tensor]:
+    """F_level(value), and the transposed Jacobian there times `vector`."""
+    found, pull = value_and_pull(problem, level, value, batch)
+    return found, pull(vector)
+
+
+def composed_gradients(problem: Problem, point: Point, batch: Draw) -> Point:
+    """The gradients of the composition of one client's own levels."""
+
+    def objective(x: Tensor, y: Tensor) -> Tensor:
+        for level in range(1, problem.depth):
+            x = problem.inner(level, x, batch[level - 1])
+        return problem.outer(x, y, batch[-1])
+
+    return Point(*torch.func.grad(objective, argnums=(0, 1))(*point))
 
 
 def labelled() -> Clients:

@@ -17,9 +17,7 @@ from fedminimax.problems.classifier import Classifier as Classifier
 from fedminimax.problems.gradients import dual_statistics as dual_statistics
 from fedminimax.problems.gradients import gradients as gradients
 from fedminimax.problems.gradients import inner_jacobian as inner_jacobian
-from fedminimax.problems.gradients import inner_pullback as inner_pullback
 from fedminimax.problems.gradients import inner_value as inner_value
-from fedminimax.problems.gradients import outer_gradients as outer_gradients
 from fedminimax.problems.gradients import outer_value as outer_value
 from fedminimax.problems.gradients import pullback as pullback
 from fedminimax.problems.gradients import slope as slope

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import cross_entropy, federation_of, labelled, labelled_by_size, least_squares, play
+from rows import (
+    composed_gradients,
+    cross_entropy,
+    federation_of,
+    labelled,
+    labelled_by_size,
+    least_squares,
+    play,
+)
 from rows_jacobians import (
     Affine,
     affine_rows,
@@ -36,7 +44,7 @@ from fedminimax.engine.job import ClientError
 from fedminimax.engine.round import play_round
 from fedminimax.engine.simulate import simulate
 from fedminimax.problems.functions import Composition, Minimax
-from fedminimax.problems.gradients import composed_gradients, inner_jacobian
+from fedminimax.problems.gradients import inner_jacobian
 from fedminimax.problems.portfolio import Portfolio
 from fedminimax.types import Algorithm, Phase, Point, Problem, batch_of
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from rows import (
     auc,
+    composed_gradients,
     federation_of,
     labelled,
     labelled_by_size,
@@ -45,7 +46,6 @@ from fedminimax.engine.executors.debug import Debug
 from fedminimax.engine.round import play_round
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.problems.functions import Composition
-from fedminimax.problems.gradients import composed_gradients
 from fedminimax.problems.portfolio import Portfolio
 from fedminimax.types import Clock, Phase, Point, Problem
 

@@ -34,7 +34,6 @@ from fedminimax.metrics.optimality import (
     best_dual,
     best_primal,
     check_names,
-    client_drift,
     dual_gradient,
     duality_gap,
     gradient_dissimilarity,
@@ -349,12 +348,6 @@ def test_the_dissimilarity_is_the_spread_of_the_clients_gradients():
     assert full.ask.cost.exchanges == 1  # type: ignore[attr-defined]
 
 
-def test_the_drift_weighs_clients():
-    points = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
-    assert client_drift(points, torch.tensor([3.0, 1.0])) == pytest.approx(5 * (3 / 16) ** 0.5)
-    assert client_drift(points[[0, 0]], torch.tensor([3.0, 1.0])) == 0
-
-
 class Watched(NamedTuple):
     point: Point  # before the round
     found: dict[str, float]
@@ -393,7 +386,7 @@ def test_the_drift_of_a_round_is_that_of_the_clients_ends(executor):
         ends.append(own)
     for player in ("x", "y"):
         points = torch.stack([getattr(end, player) for end in ends])
-        expected = client_drift(points, weights)
+        expected = float((weights @ (points - weights @ points).square().sum(1)).sqrt())
         assert found[f"drift_{player}"] == pytest.approx(expected, rel=1e-6)
         torch.testing.assert_close(getattr(state.server, player), weights @ points)
     assert found["bytes"] == 8 * (3 + 3 + 2) * len(clients)

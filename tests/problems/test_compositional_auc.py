@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rows import labelled, labelled_rows, linear, mlp, seeded
+from rows import labelled, labelled_rows, linear, mlp, seeded, value_and_pullback
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -19,7 +19,7 @@ from fedminimax.metrics.ranking import auc as exact_auc
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.compositional_auc import CompositionalAUC
 from fedminimax.problems.cross_entropy import CrossEntropy
-from fedminimax.problems.gradients import gradients, inner_pullback, outer_gradients
+from fedminimax.problems.gradients import gradients
 from fedminimax.types import Batch, Point, batch_of
 
 SHARE: dict[str, Any] = {"positive_share": 0.3}
@@ -79,7 +79,7 @@ def test_the_pullback_is_the_finite_differences(module, filled):
     problem = CompositionalAUC(module(), **SHARE, inner_lr=0.7)
     x, vector, h = point_of(problem).x, vector_of(problem), 1e-6
     batch = padded(rows()) if filled else rows()
-    value, found = inner_pullback(problem, 1, x, vector, batch)
+    value, found = value_and_pullback(problem, 1, x, vector, batch)
     torch.testing.assert_close(value, problem.inner(1, x, rows()), rtol=0, atol=1e-13)
     for i in range(len(x)):
         e = h * torch.eye(len(x), dtype=torch.float64)[i]
@@ -97,7 +97,7 @@ def test_the_pullback_of_a_convolutional_network_is_that_of_torch_func():
     problem = CompositionalAUC(seeded(lambda: nn.Sequential(*layers)), **SHARE, inner_lr=0.7)
     x, vector, labels = point_of(problem).x, vector_of(problem), torch.arange(6) % 2
     batch = batch_of(torch.randn(6, 1, 8, 8, dtype=torch.float64), labels.double())
-    found = inner_pullback(problem, 1, x, vector, batch)
+    found = value_and_pullback(problem, 1, x, vector, batch)
     value, pull = torch.func.vjp(lambda v: problem.inner(1, v, batch), x)[:2]
     for ours, theirs in zip(found, (value, *pull(vector)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
@@ -110,7 +110,7 @@ def test_without_hessian_the_pullback_is_the_vector(module):
         for h in ("exact", "none")
     )
     x, vector = point_of(exact).x, vector_of(exact)
-    value, found = inner_pullback(none, 1, x, vector, rows())
+    value, found = value_and_pullback(none, 1, x, vector, rows())
     assert torch.equal(found, vector)
     assert torch.equal(value, exact.inner(1, x, rows()))
 
@@ -119,7 +119,7 @@ def test_without_hessian_the_pullback_is_the_vector(module):
 def test_without_an_inner_step_the_pullback_is_the_vector(module):
     problem = CompositionalAUC(module(), **SHARE, inner_lr=0.0)
     x, vector = point_of(problem).x, vector_of(problem)
-    value, found = inner_pullback(problem, 1, x, vector, rows())
+    value, found = value_and_pullback(problem, 1, x, vector, rows())
     assert torch.equal(found, vector)
     assert torch.equal(value, x)
 
@@ -132,9 +132,9 @@ def test_all_clients_at_once_and_in_one_graph(module):
     features, labels = (torch.stack([b.rows[i] for b in batches]) for i in (0, 1))
 
     def pull(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return inner_pullback(problem, 1, x, vector, batch_of(features, labels))
+        return value_and_pullback(problem, 1, x, vector, batch_of(features, labels))
 
-    each = [inner_pullback(problem, 1, x, vector, b) for b in batches]
+    each = [value_and_pullback(problem, 1, x, vector, b) for b in batches]
     torch._dynamo.reset()
     graph = torch.compile(vmap(pull), fullgraph=True, backend="eager")
     for together in (vmap(pull), graph):
@@ -145,7 +145,7 @@ def test_all_clients_at_once_and_in_one_graph(module):
 def test_the_last_level_is_the_auc_loss():
     problem, plain = CompositionalAUC(mlp(), **SHARE), AUC(mlp(), **SHARE)
     point = point_of(problem)
-    found = outer_gradients(problem, *point, rows())
+    found = gradients(problem, point, (rows(),))
     for mine, theirs in zip(found, gradients(plain, point, (rows(),)), strict=True):
         assert torch.equal(mine, theirs)
     with pytest.raises(ValueError, match="has no inner level 2"):
@@ -161,8 +161,8 @@ def test_a_batch_of_one_class_follows_the_algebra(module, label):
     problem = CompositionalAUC(module(), **SHARE, inner_lr=0.7)
     point, vector = point_of(problem), vector_of(problem)
     batch = batch_of(rows().features, torch.full((7,), label, dtype=torch.float64))
-    value, pulled = inner_pullback(problem, 1, point.x, vector, batch)
-    slope = outer_gradients(problem, *point, batch)
+    value, pulled = value_and_pullback(problem, 1, point.x, vector, batch)
+    slope = gradients(problem, point, (batch,))
     assert all(bool(torch.isfinite(v).all()) for v in (value, pulled, *slope))
     # Only the terms of that class are there: a has no slope without positives, b none without
     # negatives, and alpha's is 2 p mean(s) or -2 (1 - p) mean(s), less 2 p (1 - p) alpha.

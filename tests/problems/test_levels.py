@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rows import value_and_pullback
 from torch import Tensor
 
 from fedminimax.algorithms.fed_dr_scgd import FedDRSCGD
@@ -16,7 +17,6 @@ from fedminimax.data.levels import LevelsData
 from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.simulate import simulate
 from fedminimax.metrics.optimality import Full
-from fedminimax.problems.gradients import inner_pullback
 from fedminimax.problems.levels import Levels
 from fedminimax.types import Batch, Point, batch_of
 
@@ -187,7 +187,7 @@ def test_the_pullback_of_a_level_on_a_batch_is_its_jacobian_transposed():
         ],
         dim=1,
     )
-    reached, pulled = inner_pullback(problem, 2, value, vector, part)
+    reached, pulled = value_and_pullback(problem, 2, value, vector, part)
     torch.testing.assert_close(reached, problem.inner(2, value, part))
     torch.testing.assert_close(pulled, jacobian.T @ vector, rtol=1e-7, atol=1e-8)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rows import seeded
+from rows import seeded, value_and_pullback
 from torch import Tensor, nn
 
 from fedminimax.algorithms.fedavg import FedAvg
@@ -19,7 +19,6 @@ from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.simulate import simulate
 from fedminimax.experiment import run_experiment
 from fedminimax.metrics.optimality import Full
-from fedminimax.problems.gradients import inner_pullback
 from fedminimax.problems.maml import MAML
 from fedminimax.types import Point
 
@@ -128,7 +127,7 @@ def test_a_minibatch_is_unbiased_and_its_pullback_is_the_jacobian_transposed():
     torch.testing.assert_close(single, problem.inner(2, value, batch))
     vector = torch.linspace(1, -2, 3 * length, dtype=torch.float64)
     jacobian = torch.func.jacrev(lambda v: problem.inner(2, v, batch))(value)
-    pulled = inner_pullback(problem, 2, value, vector, batch)[1]
+    pulled = value_and_pullback(problem, 2, value, vector, batch)[1]
     torch.testing.assert_close(pulled, jacobian.T @ vector)
     # Level 1 leaves from one x and arrives at the weights of all tasks.
     assert problem.inner(1, value[:length], batch).shape == (3 * length,)

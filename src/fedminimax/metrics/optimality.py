@@ -239,20 +239,6 @@ def gradient_dissimilarity(full: Full, point: Point) -> tuple[float, float]:
     return float(spread[0]), float(spread[1])
 
 
-def client_drift(points: Tensor, weights: Tensor) -> float:
-    """The root of the weighted mean of |x_k - mean|^2.
-
-    Arguments:
-        points: the clients' points at the end of their local steps, one a row.
-        weights: the clients' weights.
-
-    >>> client_drift(torch.tensor([[0.0], [2.0]]), torch.tensor([0.5, 0.5]))
-    1.0
-    """
-    share = (weights / weights.sum()).to(points.dtype)
-    return float((share @ (points - share @ points).square().sum(1)).sqrt())
-
-
 def _gap(full: Full, point: Point) -> Measures:
     found = duality_gap(full, point)
     return {"gap": found.gap, "gap_reached": found.reached}

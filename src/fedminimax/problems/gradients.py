@@ -70,12 +70,6 @@ def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
         return torch.autograd.grad(found, here, create_graph=again)[0]
 
 
-def outer_gradients(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Point:
-    """The gradients of the last level, in its input (at `value`, an estimate of what the levels
-    before it return) and in y."""
-    return gradients(problem, Point(value, y), (batch,))
-
-
 def outer_value(problem: Problem, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
     """F_K at one client: a number."""
     if isinstance(problem, Guarded):
@@ -114,23 +108,14 @@ def pullback(problem: Problem, level: int, value: Tensor, vector: Tensor, batch:
     """The transposed Jacobian of F_level at `value`, times `vector`."""
     if isinstance(problem, Guarded):
         return problem.pullback(level, value, vector, batch)
-    return inner_pullback(problem, level, value, vector, batch)[1]
-
-
-def inner_pullback(
-    problem: Problem, level: int, value: Tensor, vector: Tensor, batch: Batch
-) -> tuple[Tensor, Tensor]:
-    """F_level(value), and the transposed Jacobian there times `vector`: one forward and one
-    backward pass."""
-    found, pull = value_and_pull(problem, level, value, batch)
-    return found, pull(vector)
+    return value_and_pull(problem, level, value, batch)[1](vector)
 
 
 def value_and_pull(
     problem: Problem, level: int, value: Tensor, batch: Batch
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """`inner_pullback` for a vector that depends on the value: F_level(value), and the function
-    that multiplies a vector by the transposed Jacobian. Both use the same forward pass."""
+    """F_level(value), and the function that multiplies a vector by the transposed Jacobian there.
+    Both use the same forward pass."""
     if isinstance(problem, Guarded):
         own = problem
         found = own.inner_value(level, value, batch)
@@ -162,15 +147,3 @@ def inner_jacobian(
 
     jacobian, result = torch.func.jacrev(twice, has_aux=True)(value)
     return result, jacobian
-
-
-def composed_gradients(problem: Problem, point: Point, batch: Draw) -> Point:
-    """The gradients of the composition of this client's own levels. They are those of the problem
-    only if there is no other client."""
-
-    def objective(x: Tensor, y: Tensor) -> Tensor:
-        for level in range(1, problem.depth):
-            x = problem.inner(level, x, batch[level - 1])
-        return problem.outer(x, y, batch[-1])
-
-    return Point(*torch.func.grad(objective, argnums=(0, 1))(*point))
