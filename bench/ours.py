@@ -15,7 +15,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.engine.device import usable_cores
 from fedminimax.engine.executors.choose import make
 from fedminimax.engine.executors.compiled.inductor import missing_compiler
-from fedminimax.engine.profile import Profile, untimed
+from fedminimax.engine.profile import Profile, no_timing
 from fedminimax.engine.round import Federation, State, play_rounds
 from fedminimax.engine.state.store import Store
 from fedminimax.models.tabular import MLP
@@ -50,7 +50,7 @@ class Steady:
         dtype = clients.train.columns[0].dtype
         point = point._replace(x=point.x.to(dtype), y=point.y.to(dtype))
         self.state = State(0, 0, algorithm.init_server(problem, point), Cost())
-        self.part, self.rounds, self.executor = untimed, 1, make(first)
+        self.part, self.rounds, self.executor = no_timing, 1, make(first)
         opening = self.executor
         for _ in range(FIRST_ROUNDS):
             self()
@@ -106,7 +106,7 @@ class Steady:
         end = time.perf_counter() + seconds
         while self.state.round == begun or time.perf_counter() < end:
             self()
-        self.part = untimed
+        self.part = no_timing
         rounds, found = self.state.round - begun, profile.parts()
         told = ", ".join(f"{name} {milliseconds(s / rounds)}" for name, (_, s) in found.items())
         return f"a round ({self.executor.name}, {self.executor.threads} threads) is {told}"

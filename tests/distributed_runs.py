@@ -27,7 +27,7 @@ from fedminimax.algorithms.local_sgda import LocalSGDA
 from fedminimax.data.clients import Clients
 from fedminimax.engine import round as round_module
 from fedminimax.engine.backends.base import Backend
-from fedminimax.engine.backends.torchrun import joined, leave, rank
+from fedminimax.engine.backends.torchrun import join_processes, leave, rank
 from fedminimax.engine.simulate import Run, simulate
 from fedminimax.messages import CentredClipping, Clip, EightBit, Masked
 from fedminimax.problems.auc import AUC
@@ -96,7 +96,7 @@ def play(row: Row, folder: Path, backend: Backend | None = None) -> Run:
 
 
 def play_all(folder: Path) -> None:
-    with joined(timeout=120) as backend:
+    with join_processes(timeout=120) as backend:
         for row in ROWS:
             play(row, folder, backend)
 

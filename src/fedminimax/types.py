@@ -121,7 +121,7 @@ class Clock(NamedTuple):
         """
         get, kind = numbers.get, counting(device)
         return Clock(
-            *[whole(int(get(name, 0)), device) for name in _PLACES],
+            *[integer(int(get(name, 0)), device) for name in _PLACES],
             *[_real(float(get(name, 1.0)), kind, device) for name in _COUNTS],
         )
 
@@ -134,7 +134,7 @@ _PLACES = tuple(name for name in Clock._fields if name not in _COUNTS)
 
 
 @lru_cache(256)
-def whole(number: int, device: torch.device = HOST) -> Tensor:
+def integer(number: int, device: torch.device = HOST) -> Tensor:
     """A whole number as a 0-d tensor."""
     return torch.tensor(number, device=device)
 

@@ -235,7 +235,7 @@ def test_structured_jacobians_give_the_same_numbers(method, problem, clients):
     less = servers(problem(), packed, clients())
     assert gap(dense, less) <= 1e-12
     assert float((dense[0].x - dense[-1].x).abs().max()) > 1e-4
-    whole = packed.unpacked(problem(), less[-1].jacobians)
+    whole = packed.unpack(problem(), less[-1].jacobians)
     for a, b in zip(whole, dense[-1].jacobians, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     assert less[-1].jacobians[1].numel() < dense[-1].jacobians[1].numel()

@@ -264,7 +264,7 @@ def test_a_run_is_the_sheet_s(case, method, box, options):
     assert np.abs(h[0] - start).max() > 1e-3
     for ours, theirs in zip(server.inner, h[1:], strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-12)
-    whole = algorithm.unpacked(federation.problem, server.jacobians)
+    whole = algorithm.unpack(federation.problem, server.jacobians)
     for ours, theirs in zip(whole, jacobians, strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-12)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedminimax.blocks import parted
-from fedminimax.blocks.parted import Parted, backward, leaf, split, whole
+from fedminimax.blocks.parted import Parted, backward, join_parts, leaf, split
 from fedminimax.blocks.vectors import average, plus, plus_difference
 from fedminimax.problems.auc import AUC
 from fedminimax.problems.gradients import gradients, slope
@@ -40,14 +40,14 @@ def test_a_gradient_is_that_of_the_vector(form, also_whole):
     (found,) = backward(function(at), [at])
     plain = x.clone().requires_grad_()
     (expected,) = torch.autograd.grad(function(plain), plain)
-    assert torch.equal(whole(found), expected)
+    assert torch.equal(join_parts(found), expected)
     assert isinstance(found, Parted) is not also_whole
 
 
 def test_what_does_not_count_has_a_gradient_of_zeros():
     at, other = leaf(torch.ones(5)), leaf(torch.ones(3))
     found = backward(split(at, SIZES)[0].sum(), [at, other])
-    assert whole(found[0]).tolist() == [1, 1, 0, 0, 0]
+    assert join_parts(found[0]).tolist() == [1, 1, 0, 0, 0]
     assert found[1].tolist() == [0, 0, 0]
     (found,) = backward(torch.ones(()), [other])
     assert found.tolist() == [0, 0, 0]
@@ -66,11 +66,11 @@ def test_a_move_is_that_of_whole_vectors(first, second, rate):
     vector, direction = torch.arange(5.0), torch.tensor([1.0, -2.0, 3.0, 0.5, 4.0])
     x, d = first(vector), second(direction)
     assert torch.equal(average(x, d, 0.25), average(vector, direction, 0.25))
-    assert torch.equal(whole(plus(x, rate, d)), plus(vector, rate, direction))
+    assert torch.equal(join_parts(plus(x, rate, d)), plus(vector, rate, direction))
     moved = plus_difference(x, rate, d, x)
-    assert torch.equal(whole(moved), plus(vector, rate, direction - vector))
-    assert torch.equal(whole(x), vector)
-    assert torch.equal(whole(d), direction)
+    assert torch.equal(join_parts(moved), plus(vector, rate, direction - vector))
+    assert torch.equal(join_parts(x), vector)
+    assert torch.equal(join_parts(d), direction)
 
 
 def test_a_vector_in_parts_is_any_other_operations_vector():
@@ -94,7 +94,7 @@ def test_a_problem_with_a_network_has_the_gradient_of_its_function():
     assert isinstance(found.x, Parted)
     x, y = (v.clone().requires_grad_() for v in point)
     expected = Point(*torch.autograd.grad(problem.outer(x, y, batch), (x, y)))
-    assert torch.equal(whole(found.x), expected.x)
+    assert torch.equal(join_parts(found.x), expected.x)
     assert torch.equal(found.y, expected.y)
 
 
@@ -136,9 +136,9 @@ def test_weights_that_a_network_adds_up_move_apart():
     problem = AUC(Sum(), positive_share=0.3)
     point, batch = problem.start(), batch_of(torch.randn(8, 3), torch.arange(8.0) % 2)
     grad = gradients(problem, point, (batch,))
-    slope = whole(grad.x).clone()
+    slope = join_parts(grad.x).clone()
     grad = gradients(problem, point, (batch,))
-    assert torch.equal(whole(plus(point.x, -1.0, grad.x)), point.x - slope)
+    assert torch.equal(join_parts(plus(point.x, -1.0, grad.x)), point.x - slope)
 
 
 @pytest.mark.parametrize("form", [torch.clone, in_parts])
@@ -163,4 +163,4 @@ def test_vectors_of_other_lengths_or_precisions_are_moved_as_usual():
     assert plus(vector, 1.0, torch.ones(1)).tolist() == [1, 2, 3, 4, 5]
     assert plus(vector, 1.0, torch.ones(5).double()).dtype == torch.float64
     other = Parted([torch.ones(4), torch.ones(1)])
-    assert whole(plus(vector, 1.0, other)).tolist() == [1, 2, 3, 4, 5]
+    assert join_parts(plus(vector, 1.0, other)).tolist() == [1, 2, 3, 4, 5]

@@ -22,7 +22,7 @@ from fedminimax.blocks.schedules import (
     StepDecay,
     at,
 )
-from fedminimax.blocks.stages import grown, stage_of
+from fedminimax.blocks.stages import grow, stage_of
 from fedminimax.types import Clock
 
 ALL = [
@@ -170,8 +170,8 @@ def test_stages_follow_one_another_with_the_lengths_asked_for(length, growth):
 
 
 def test_grown_counts_stay_at_least_one():
-    assert [grown(8, 2.0, s) for s in range(3)] == [8, 16, 32]
-    assert [grown(4, 0.25, s) for s in range(4)] == [4, 1, 1, 1]
+    assert [grow(8, 2.0, s) for s in range(3)] == [8, 16, 32]
+    assert [grow(4, 0.25, s) for s in range(4)] == [4, 1, 1, 1]
 
 
 # ------------------------------------------------------------------ projections

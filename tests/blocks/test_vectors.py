@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from fedminimax.blocks.vectors import average, chosen, plus, plus_difference
+from fedminimax.blocks.vectors import average, choose, plus, plus_difference
 
 RATES = [0.5, torch.tensor(0.5)]
 
@@ -47,9 +47,9 @@ def test_derivatives_and_vmap_see_the_same_numbers():
 
 def test_one_condition_chooses_alone_and_under_vmap():
     x, d = vectors(2)
-    assert chosen(torch.tensor(True), x, d) is x
-    assert chosen(torch.tensor(False), x, d) is d
-    both = vmap(lambda condition: chosen(condition, x, d))(torch.tensor([True, False]))
+    assert choose(torch.tensor(True), x, d) is x
+    assert choose(torch.tensor(False), x, d) is d
+    both = vmap(lambda condition: choose(condition, x, d))(torch.tensor([True, False]))
     assert torch.equal(both, torch.stack([x, d]))
 
 

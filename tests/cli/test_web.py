@@ -14,7 +14,7 @@ import pytest
 from browser import CHROMIUM, Browser
 
 from fedminimax import cli
-from fedminimax.cli.web import served
+from fedminimax.cli.web import serve
 from fedminimax.report.live import Going
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -65,7 +65,7 @@ def events(address):
 def test_the_page_follows_a_run(mine, tmp_path):
     folder = tmp_path / "run"
     going = Going("mine", folder, "running", {"east": 2.0}, ["site 'west' is away"])
-    with served("mine", lambda: [going]) as address:
+    with serve("mine", lambda: [going]) as address:
         told = events(address)
         assert "It has not been evaluated yet" in next(told)
         assert cli.main(["run", str(mine), "--quiet", "--folder", str(folder)]) == 0
@@ -79,7 +79,7 @@ def test_the_page_follows_a_run(mine, tmp_path):
 
 
 def test_only_the_printed_address_is_answered_and_only_with_get():
-    with served("runs", list) as address:
+    with serve("runs", list) as address:
         with urlopen(address) as reply:
             text = reply.read().decode()
             assert "connect-src 'self'" in text
@@ -131,7 +131,7 @@ def test_live_page_in_chromium(mine, tmp_path, dark):
     folder = tmp_path / "run"
     state = ["round 0/4, running"]
     with (
-        served("mine", lambda: [Going("mine", folder, state[0])]) as address,
+        serve("mine", lambda: [Going("mine", folder, state[0])]) as address,
         Browser(tmp_path / "profile") as browser,
     ):
         for width in (1280, 390):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedminimax.data.encoding import Encoder, Part, answer, fit, grouped
+from fedminimax.data.encoding import Encoder, Part, answer, fit, group_values
 from fedminimax.data.folder import Reading
 from fedminimax.data.prepare import Split, inputs_of, prepare, split_sites
 from fedminimax.data.sites import Column, DataError, Schema, Site
@@ -90,11 +90,11 @@ def test_with_counts_of_groups_edges_stay_within_the_bound(least, sites):
 def test_a_site_tells_values_of_groups_alone(sites):
     for column in sites[1].T:
         values = column[~np.isnan(column)]
-        told, ties = np.unique(grouped(values, 5), return_counts=True)
+        told, ties = np.unique(group_values(values, 5), return_counts=True)
         assert ties.min() >= 5
         assert ties.sum() == len(values)
         assert set(told[ties >= 10]) <= set(values)
-    assert not grouped(np.arange(4.0), 5).size
+    assert not group_values(np.arange(4.0), 5).size
     few = np.array([[1.0]] * 9 + [[np.nan]] * 3)
     assert answer(few, [np.empty(0)], 5).tolist() == [9, 0]
     assert answer(few, [np.empty(0)], 3).tolist() == [9, 3]

@@ -299,7 +299,7 @@ def test_stacked_draws_are_those_of_the_single_clients(sampling, batch_size):
     cohort = np.array([0, 2])
     draws = sampler.draw(cohort, 3, 2)
     for step in range(2):
-        for level, stacked in enumerate(draws.stacked(step, 2)):
+        for level, stacked in enumerate(draws.stack(step, 2)):
             for p in range(2):
                 single = draws.client(p, step, 2)[level]
                 real = len(single.weight)
@@ -322,7 +322,7 @@ def test_whole_data_gives_all_rows_at_every_level():
     assert len(draw) == 3
     assert all(batch.rows[0].tolist() == list(range(17, 24)) for batch in draw)
     assert draws.sizes.tolist() == [12, 7]
-    (stacked, *_) = draws.stacked(0, 3)
+    (stacked, *_) = draws.stack(0, 3)
     assert stacked.weight.shape == (2, 12)
     assert stacked.rows[0][1, :7].tolist() == list(range(17, 24))
     means = (stacked.weight * stacked.rows[0]).sum(1)

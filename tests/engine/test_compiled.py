@@ -36,7 +36,7 @@ from fedminimax.engine.executors.debug import Debug
 from fedminimax.engine.executors.threads import Threads
 from fedminimax.engine.executors.vectorised import Vectorised
 from fedminimax.engine.job import ClientError, Executor, bad_field
-from fedminimax.engine.round import play_round, play_rounds, play_watched
+from fedminimax.engine.round import play_round, play_rounds, play_with_drift
 from fedminimax.engine.simulate import simulate
 from fedminimax.engine.trainer import Trainer
 from fedminimax.problems.auc import AUC
@@ -623,7 +623,7 @@ def test_what_cannot_be_compiled_runs_all_the_same(monkeypatch):
 def test_a_run_that_is_always_watched_is_timed_too():
     run = choose.make("auto")
     federation, state, store = federation_of(toward(1.0), FedAvg(0.1), ONES)
-    play_watched(federation, state, store, run)
+    play_with_drift(federation, state, store, run)
     assert run.name != "debug"
 
 

@@ -17,7 +17,7 @@ from distributed_runs import FAULTY_ROUND, ROWS, play
 from safetensors.torch import load_file
 
 from fedminimax import cli
-from fedminimax.engine.backends.torchrun import Torchrun, joined
+from fedminimax.engine.backends.torchrun import Torchrun, join_processes
 from fedminimax.engine.state import checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -221,7 +221,7 @@ def one_process(monkeypatch):
 def test_a_single_process_equals_the_simulator(one_process, tmp_path):
     chosen = [row for row in ROWS if row.name in ("codasca", "diverging")]
     assert len(chosen) == 2
-    with joined(timeout=60) as backend:
+    with join_processes(timeout=60) as backend:
         assert isinstance(backend, Torchrun)
         for row in chosen:
             play(row, tmp_path / "joined", backend)

@@ -14,7 +14,7 @@ from fedminimax.engine.executors.compiled import graphs, rewrites, shared
 from fedminimax.engine.executors.compiled import inductor as making
 from fedminimax.engine.executors.compiled.executor import Compiled
 from fedminimax.engine.executors.compiled.inductor import inductor
-from fedminimax.engine.executors.compiled.rewrites import in_parts, once, summed
+from fedminimax.engine.executors.compiled.rewrites import in_parts, once, sum_early
 
 
 def test_a_rate_is_computed_once_and_not_with_every_number_of_a_vector():
@@ -39,7 +39,7 @@ def test_a_sum_for_later_is_written_down_before_the_next_product(monkeypatch):
 
     inputs = [torch.eye(3), torch.ones(3, 3)]
     graph = make_fx(steps, tracing_mode="fake")(*inputs).graph
-    summed(graph)
+    sum_early(graph)
     held = [node for node in graph.nodes if "realize" in str(node.target)]
     assert [node.args[0].name for node in held] == ["add"]
     assert [user.name for user in held[0].users] == ["add_2"]

@@ -18,7 +18,7 @@ from fedminimax.engine import query as asking
 from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.simulate import simulate
 from fedminimax.problems.functions import Minimax
-from fedminimax.problems.worst_site import WorstSite, numbered
+from fedminimax.problems.worst_site import WorstSite, add_numbers
 from fedminimax.random import distinct, key
 
 D = torch.float64
@@ -200,7 +200,7 @@ def test_those_asked_count_by_their_weights():
 
 
 def test_sites_keep_their_names_when_some_of_them_are_asked():
-    rows = numbered([(torch.randn(4, 2), torch.arange(4) % 2) for _ in range(3)])
+    rows = add_numbers([(torch.randn(4, 2), torch.arange(4) % 2) for _ in range(3)])
     clients = Clients(rows, names=["north", "west", "south"])
     asked = LocalQuery(problem := WorstSite(torch.nn.Linear(2, 2), 3), clients, "train", ONES)
     known = problem.prepare(asked)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedminimax.blocks.parted import Parted
-from fedminimax.engine.executors.choose import Choice, _settled
+from fedminimax.engine.executors.choose import Choice, _settle
 from fedminimax.engine.executors.threads import Stacked
 
 
@@ -84,4 +84,4 @@ def test_a_vector_in_parts_is_a_row():
 def test_a_close_race_is_not_decided_by_noise(seconds, chosen):
     names = (("vectorised", 1), ("vectorised", 2), ("threads", 2))
     timed = [Choice(*of, s / 1000) for of, s in zip(names, seconds, strict=True)]
-    assert _settled(timed) is timed[chosen]
+    assert _settle(timed) is timed[chosen]

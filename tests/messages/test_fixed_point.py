@@ -32,7 +32,7 @@ from fedminimax.messages.secure.fixed_point import (
     add,
     decode,
     encode,
-    negated,
+    negate,
 )
 from fedminimax.messages.stage import Mean
 from fedminimax.problems.functions import Minimax
@@ -73,7 +73,7 @@ def test_any_mask_cancels_in_a_sum(form):
     mask = generator.integers(0, 2**form.bits, (form.limbs, 200), dtype=form.dtype)
     hidden = add(encode(numbers, form), mask)
     assert not np.array_equal(hidden, encode(numbers, form))
-    assert np.array_equal(add(hidden, negated(mask)), encode(numbers, form))
+    assert np.array_equal(add(hidden, negate(mask)), encode(numbers, form))
     edge = np.full((form.limbs, 1), -1).astype(form.dtype)  # all bits, so that every limb carries
     assert np.array_equal(add(edge, encode(np.array([2.0**-form.exponent]), form)), 0 * edge)
 

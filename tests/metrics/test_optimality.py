@@ -26,7 +26,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.data.gaussian import TiltData
 from fedminimax.engine.executors import choose
 from fedminimax.engine.query import LocalQuery
-from fedminimax.engine.round import Federation, State, play_round, play_watched
+from fedminimax.engine.round import Federation, State, play_round, play_with_drift
 from fedminimax.engine.state.store import Store
 from fedminimax.metrics.optimality import (
     MEASURES,
@@ -367,7 +367,7 @@ def watched_round(
     runner = choose.make(executor)
     state = play_round(federation, state, store, runner)
     point = algorithm.point(state.server)
-    state, found = play_watched(federation, state, store, runner)
+    state, found = play_with_drift(federation, state, store, runner)
     return Watched(point, found, state, federation)
 
 

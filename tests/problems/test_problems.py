@@ -28,7 +28,7 @@ from fedminimax.problems.pl_pl import PLPL
 from fedminimax.problems.ratio_loss import RatioLoss
 from fedminimax.problems.robust import Robust
 from fedminimax.problems.wgan import WGAN
-from fedminimax.problems.worst_site import WorstSite, numbered
+from fedminimax.problems.worst_site import WorstSite, add_numbers
 from fedminimax.types import Algorithm, Batch, Point, Problem, batch_of
 
 
@@ -56,7 +56,7 @@ def fair_of_two() -> tuple[Problem, Clients]:
 
 
 def worst_site() -> tuple[Problem, Clients]:
-    return WorstSite(network(), sites=4), Clients(numbered(rows_of()), batch_size=3)
+    return WorstSite(network(), sites=4), Clients(add_numbers(rows_of()), batch_size=3)
 
 
 def robust() -> tuple[Problem, Clients]:
@@ -320,7 +320,7 @@ def test_fair_measures_are_counted_over_all_clients():
 
 
 def test_sites_go_by_their_names():
-    rows = numbered(rows_of())
+    rows = add_numbers(rows_of())
     clients = Clients(rows, batch_size=3, names=["a", "b", "c", "d"])
     found = run((WorstSite(network(), 4), clients), LocalSGDA(0.1, 0.1, 2), 2).history[-1]["train"]
     assert set(found["site_accuracies"]) == {"a", "b", "c", "d"}
@@ -342,7 +342,7 @@ def test_groups_that_do_not_fit_are_refused():
     clients = Clients(rows_of())
     with pytest.raises(ValueError, match=r"not one of 0 \.\. 1"):
         WorstSite(network(), 2).prepare(
-            asking(WorstSite(network(), 2), Clients(numbered(rows_of())))
+            asking(WorstSite(network(), 2), Clients(add_numbers(rows_of())))
         )
     with pytest.raises(ValueError, match="no client has training rows of class 3"):
         Fair(network(4), 4).prepare(asking(Fair(network(4), 4), clients))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedminimax.problems.norms import normalised
+from fedminimax.problems.norms import normalise
 from fedminimax.problems.twice import DifferentiatedTwice
 
 D = torch.float64
@@ -67,13 +67,13 @@ def test_pooling(order: torch.memory_format, options: Any):
 def test_normalisation(shape: tuple[int, ...]):
     x = images(*shape) if len(shape) == 4 else torch.randn(shape, dtype=D)
     inputs = [v.requires_grad_() for v in (x + 5, *torch.randn(2, 3, dtype=D))]
-    agrees(lambda x, weight, bias: normalised(x, weight, bias, 1e-5), *inputs)
+    agrees(lambda x, weight, bias: normalise(x, weight, bias, 1e-5), *inputs)
 
 
 def test_a_third_derivative_of_normalisation_is_refused():
     x = torch.randn(5, 2, dtype=D, requires_grad=True)
     with DifferentiatedTwice():
-        values = normalised(x, torch.ones(2, dtype=D), torch.zeros(2, dtype=D), 1e-5)
+        values = normalise(x, torch.ones(2, dtype=D), torch.zeros(2, dtype=D), 1e-5)
     (once,) = torch.autograd.grad(values.sin().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="third derivative"):
         torch.autograd.grad(once.sin().sum(), x, create_graph=True)
@@ -81,8 +81,8 @@ def test_a_third_derivative_of_normalisation_is_refused():
 
 ONES = torch.ones(2, dtype=D)
 LEFT_TO_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
-    "a norm without bias": lambda x: normalised(x, ONES, None, 1e-5),
-    "a norm without weight": lambda x: normalised(x, None, ONES, 1e-5),
+    "a norm without bias": lambda x: normalise(x, ONES, None, 1e-5),
+    "a norm without weight": lambda x: normalise(x, None, ONES, 1e-5),
     "a norm that measures": lambda x: F.batch_norm(x, ONES.clone(), ONES.clone(), ONES, ONES, True),
     "a norm by moments": lambda x: F.batch_norm(x, ONES, ONES, ONES, ONES),
     "padding by name": lambda x: F.conv2d(x, torch.ones(2, 2, 3, 3, dtype=D), padding="same"),

@@ -66,7 +66,7 @@ def first_estimates(
     return tuple(inputs[1:]), tuple(momentum), slope.y
 
 
-def pulled(pulls: Sequence[Pull], vector: Tensor) -> Tensor:
+def pull_back(pulls: Sequence[Pull], vector: Tensor) -> Tensor:
     """J_1^T ... J_(K-1)^T vector"""
     for pull in reversed(pulls):
         vector = pull(vector)

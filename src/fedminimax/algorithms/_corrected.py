@@ -112,7 +112,7 @@ class Corrected(Collecting):
     def local_step(
         self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock
     ) -> Client:
-        return self.moved(problem, client, self.direction(problem, down, client, batch), clock)
+        return self.move(problem, client, self.direction(problem, down, client, batch), clock)
 
 
 def since_origin(problem: Problem, client: Client, batch: Draw) -> Point:

@@ -20,7 +20,7 @@ class DescentAscent(Algorithm):
     dual_lr: Rate = 0.1  # eta_y of a client
     local_steps: int = 8  # K
 
-    def moved(self, problem: Problem, client: Any, direction: Point, clock: Clock) -> Any:
+    def move(self, problem: Problem, client: Any, direction: Point, clock: Clock) -> Any:
         """A client one step down in x and up in y, inside the problem's sets."""
         x = problem.project_x(plus(client.x, -at(self.primal_lr, clock), direction.x))
         y = problem.project_y(plus(client.y, at(self.dual_lr, clock), direction.y))
@@ -29,7 +29,7 @@ class DescentAscent(Algorithm):
     def local_step(
         self, problem: Problem, down: Any, client: Any, batch: Draw, clock: Clock
     ) -> Any:
-        return self.moved(problem, client, gradients(problem, client, batch), clock)
+        return self.move(problem, client, gradients(problem, client, batch), clock)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class JacobianMethod(Algorithm):
             h.append(F.value(k, h[k - 1]))
         self.check_memory(h)
         inner = [F.value_and_jacobian(k, h[k - 1])[1] for k in range(1, problem.depth)]
-        jacobians = self.packed(problem, (*inner, F.slope(h[-1])))
+        jacobians = self.pack(problem, (*inner, F.slope(h[-1])))
         return Levels(x=down.x, inner=tuple(h[1:]), jacobians=jacobians)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
@@ -106,7 +106,7 @@ class JacobianMethod(Algorithm):
     def aggregate(self, problem: Problem, server: Server, mean: Levels, clock: Clock) -> Server:
         return Server(x=mean.x, y=server.y, inner=mean.inner, jacobians=mean.jacobians)
 
-    def packed(self, problem: Problem, jacobians: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def pack(self, problem: Problem, jacobians: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The Jacobians as they are kept and sent."""
         return tuple(
             jacobian
@@ -115,7 +115,7 @@ class JacobianMethod(Algorithm):
             for jacobian, known in self._structures(problem, jacobians)
         )
 
-    def unpacked(self, problem: Problem, packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def unpack(self, problem: Problem, packed: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(
             entries
             if known is None

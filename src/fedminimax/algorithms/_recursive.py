@@ -59,4 +59,4 @@ def track_pull(
     new = F.pull(k, client.inputs[k - 1], client.momentum[above])
     old = F.pull(k, client.old_inputs[k - 1], client.old_momentum[above])
     v = storm(part.of(client), new, old, at(method.recursion_rate, clock))
-    return part.put(client, method.projected(v, problem.depth - k + 1))
+    return part.put(client, method.bound(v, problem.depth - k + 1))

@@ -67,7 +67,7 @@ class FourVectors(Algorithm[Server, Down, Tracked, Tracked], Generic[Server, Dow
 
     def receive_point(self, down: Point, client: Tracked, clock: Clock) -> Tracked:
         """The server's point, and the client's own estimates."""
-        return tracked_at(down, client)
+        return state_at(down, client)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
         state: Any = server
@@ -75,7 +75,7 @@ class FourVectors(Algorithm[Server, Down, Tracked, Tracked], Generic[Server, Dow
 
     def receive(self, down: Down, client: Tracked, clock: Clock) -> Tracked:
         sent: Any = down
-        return tracked_at(Point(sent.x, sent.y), sent)
+        return state_at(Point(sent.x, sent.y), sent)
 
     def send(self, down: Down, client: Tracked, clock: Clock) -> tuple[Tracked, Tracked]:
         return client, client
@@ -94,7 +94,7 @@ class FourVectors(Algorithm[Server, Down, Tracked, Tracked], Generic[Server, Dow
         return state._replace(momentum_x=mean.momentum_x, momentum_y=mean.momentum_y)
 
 
-def tracked_at(point: Point, estimates: Tracked) -> Tracked:
+def state_at(point: Point, estimates: Tracked) -> Tracked:
     """A point with estimates, which may come from another state."""
     return Tracked(
         x=point.x,

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._tracked import Momenta, Tracked, tracked_at
+from fedminimax.algorithms._tracked import Momenta, Tracked, state_at
 from fedminimax.algorithms.fgda import FGDA
 from fedminimax.blocks.adaptive import SCALES, Scale
 from fedminimax.blocks.schedules import Rate, at
@@ -115,14 +115,14 @@ class AdaFGDA(FGDA[Server, Down]):
     def phases(self, round: int) -> tuple[Phase, ...]:
         local = self.phase(gradients=2)
         if round:
-            return self.synchronised(local)
+            return self.add_synchronisation(local)
         if self.first_scale == "identity":
-            return self.synchronised(
+            return self.add_synchronisation(
                 self.first_phase(local_step=super().local_step, gradients=2)  # that of FGDA
             )
         first = self.first_phase(send=self.send_momenta, aggregate=self.remember, steps=0)
         local = local._replace(broadcast=self.scales, receive=self.receive_scales)
-        return first, *self.synchronised(local)
+        return first, *self.add_synchronisation(local)
 
     def broadcast(self, server: Server, clock: Clock) -> Down:
         scales = self.scales(server, clock)
@@ -144,7 +144,7 @@ class AdaFGDA(FGDA[Server, Down]):
         )
 
     def receive_scales(self, down: Scales, client: Tracked, clock: Clock) -> Tracked:
-        return tracked_at(Point(client.x, client.y), client)
+        return state_at(Point(client.x, client.y), client)
 
     def local_step(
         self, problem: Problem, down: Down | Scales, client: Tracked, batch: Draw, clock: Clock

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, Stagewise, at
-from fedminimax.blocks.stages import check_growth, grown, stage_of
-from fedminimax.blocks.vectors import chosen, plus, plus_difference
+from fedminimax.blocks.stages import check_growth, grow, stage_of
+from fedminimax.blocks.vectors import choose, plus, plus_difference
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
@@ -72,7 +72,7 @@ class CodaPlus(Algorithm[Point, Point, Client, Point]):
         return stage_of(round, self.stage_rounds, self.stage_growth).number
 
     def steps(self, round: int, client: int) -> int:
-        return grown(self.local_steps, self.local_steps_growth, self.stage(round))
+        return grow(self.local_steps, self.local_steps_growth, self.stage(round))
 
     def ends(self, round: int) -> bool:
         """Is this the last round of a stage?"""
@@ -99,7 +99,7 @@ class CodaPlus(Algorithm[Point, Point, Client, Point]):
         return Client(
             x=down.x,
             y=down.y,
-            center=chosen(new, down.x, client.center),
+            center=choose(new, down.x, client.center),
             sum_x=torch.where(new, 0.0, client.sum_x),
             sum_y=torch.where(new, 0.0, client.sum_y),
             taken=torch.where(new, 0.0, client.taken),

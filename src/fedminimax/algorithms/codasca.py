@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.schedules import Rate, Stagewise, at
-from fedminimax.blocks.stages import check_growth, grown, stage_of
-from fedminimax.blocks.vectors import average, chosen, plus, plus_difference
+from fedminimax.blocks.stages import check_growth, grow, stage_of
+from fedminimax.blocks.vectors import average, choose, plus, plus_difference
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
@@ -92,7 +92,7 @@ class Codasca(Algorithm[Server, Down, Client, Up]):
         return stage_of(round, self.stage_rounds, self.stage_growth).number
 
     def steps(self, round: int, client: int) -> int:
-        return grown(self.local_steps, self.local_steps_growth, self.stage(round))
+        return grow(self.local_steps, self.local_steps_growth, self.stage(round))
 
     def ends(self, round: int) -> bool:
         """Is this the last round of a stage?"""
@@ -131,7 +131,7 @@ class Codasca(Algorithm[Server, Down, Client, Up]):
         return Client(
             x=down.x,
             y=down.y,
-            center=chosen(new, down.x, client.center),
+            center=choose(new, down.x, client.center),
             control_x=client.control_x,
             control_y=client.control_y,
             stage=clock.stage,

@@ -120,14 +120,14 @@ class FedDRSCGD(Algorithm[Server, Down, Client, Up]):
         for k in range(1, K):  # 6
             h[k] = storm(old_h[k], F.value(k, h[k - 1]), F.value(k, old_h[k - 1]), a)  # 7
         new, old = F.slopes(h[K - 1], client.y), F.slopes(old_h[K - 1], client.y)
-        v = {K: self.projected(storm(old_v[K], new.x, old.x, a), 1)}  # 10
+        v = {K: self.bound(storm(old_v[K], new.x, old.x, a), 1)}  # 10
         for k in range(K - 1, 0, -1):  # 11
             new, old = F.pull(k, h[k - 1], v[k + 1]), F.pull(k, old_h[k - 1], old_v[k + 1])
-            v[k] = self.projected(storm(old_v[k], new, old, a), K - k + 1)  # 12
+            v[k] = self.bound(storm(old_v[k], new, old, a), K - k + 1)  # 12
         inner, momentum = (h[k] for k in range(1, K)), (v[k] for k in range(1, K + 1))
         return client._replace(x=h[0], inner=tuple(inner), momentum=tuple(momentum))
 
-    def projected(self, vector: Tensor, power: int) -> Tensor:
+    def bound(self, vector: Tensor, power: int) -> Tensor:
         """Pi, for the level whose estimate is bounded by radius^power."""
         return project(self.projection, self.radius**power, vector)
 

@@ -81,7 +81,7 @@ class Normalised(DescentAscent):
         self, problem: Problem, down: Any, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         grad = self.slope(problem, down, client, batch)
-        client = self.moved(problem, client, grad, clock)
+        client = self.move(problem, client, grad, clock)
         return client._replace(sum_x=client.sum_x + grad.x, sum_y=client.sum_y + grad.y)
 
     def send(self, down: Any, client: Client, clock: Clock) -> tuple[Up, Client]:

@@ -11,7 +11,7 @@ from fedminimax.algorithms._tracked import (
     Server,
     Tracked,
     check_weight,
-    tracked_at,
+    state_at,
 )
 from fedminimax.blocks.schedules import Rate, at
 from fedminimax.blocks.storm import storm
@@ -118,11 +118,11 @@ class FGDA(FourVectors[Server, Down]):
         return Tracked(x=down.x, y=down.y, momentum_x=grad.x, momentum_y=grad.y)
 
     def phases(self, round: int) -> tuple[Phase, ...]:
-        return self.synchronised(
+        return self.add_synchronisation(
             self.phase(gradients=2) if round else self.first_phase(gradients=2)
         )
 
-    def synchronised(self, local: Phase) -> tuple[Phase, ...]:
+    def add_synchronisation(self, local: Phase) -> tuple[Phase, ...]:
         """The local steps, and what a synchronisation adds to them."""
         if self.sync == "track":
             return (local,)
@@ -184,7 +184,7 @@ class FGDA(FourVectors[Server, Down]):
     # The second exchange of "reaverage": a client goes from its own point to the server's.
 
     def receive_target(self, down: Point, client: Tracked, clock: Clock) -> Tracked:
-        return tracked_at(Point(client.x, client.y), client)
+        return state_at(Point(client.x, client.y), client)
 
     def track_to_target(
         self, problem: Problem, down: Point, client: Tracked, batch: Draw, clock: Clock

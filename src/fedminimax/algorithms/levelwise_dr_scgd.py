@@ -95,7 +95,7 @@ class LevelwiseDRSCGD(OfDepth, FedDRSCGD):
         F, part = SampledLevels(problem, batch), Part("momentum", problem.depth)
         new, old = (F.slopes(h[-1], client.y).x for h in (client.inputs, client.old_inputs))
         v = storm(part.of(client), new, old, at(self.recursion_rate, clock))
-        return part.put(client, self.projected(v, 1))
+        return part.put(client, self.bound(v, 1))
 
     def send_moved(self, down: Any, client: Client, clock: Clock) -> tuple[Point, Client]:
         x = client.x - at(self.lr, clock) * client.momentum[0]

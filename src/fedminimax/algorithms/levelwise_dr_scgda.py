@@ -107,7 +107,7 @@ class LevelwiseDRSCGDA(OfDepth, FedDRSCGDA):
         part = Part("momentum", problem.depth)
         new = F.slopes(client.inputs[-1], client.y)
         old = F.slopes(client.old_inputs[-1], client.old_y)
-        v = self.projected(storm(part.of(client), new.x, old.x, a), 1)
+        v = self.bound(storm(part.of(client), new.x, old.x, a), 1)
         w = storm(client.momentum_y, new.y, old.y, a)
         return part.put(client._replace(momentum_y=w), v)
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._compositions import Pull, SampledLevels, first_estimates, pulled
+from fedminimax.algorithms._compositions import Pull, SampledLevels, first_estimates, pull_back
 from fedminimax.algorithms._moving_average import Output, check_output, output_point
 from fedminimax.algorithms._tracked import check_weight
 from fedminimax.blocks.schedules import Rate, at
@@ -140,7 +140,7 @@ class LocalSCGDAM(Algorithm[Server, Down, Client, Up]):
             h.append(average(old, value, lr * at(self.inner_rate, clock)))  # 3
             pulls.append(pull)
         slope = F.slopes(h[-1], y)
-        u = average(u, pulled(pulls, slope.x), lr * at(self.primal_rate, clock))  # 4
+        u = average(u, pull_back(pulls, slope.x), lr * at(self.primal_rate, clock))  # 4
         v = average(v, slope.y, lr * at(self.dual_rate, clock))
         return client._replace(x=x, y=y, inner=tuple(h[1:]), momentum_x=u, momentum_y=v)
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from fedminimax.algorithms._compositions import Pull, SampledLevels, first_estimates, pulled
+from fedminimax.algorithms._compositions import Pull, SampledLevels, first_estimates, pull_back
 from fedminimax.algorithms._moving_average import Output, check_output, output_point
 from fedminimax.algorithms._tracked import check_weight
 from fedminimax.blocks.schedules import Rate, at
@@ -118,7 +118,7 @@ class LocalSCGDM(Algorithm[Server, Down, Client, Up]):
             value, pull = F.value_and_pull(k, h[k - 1])
             h.append(average(old, value, lr * at(self.inner_rate, clock)))  # 4
             pulls.append(pull)
-        grad = pulled(pulls, F.slopes(h[-1], client.y).x)
+        grad = pull_back(pulls, F.slopes(h[-1], client.y).x)
         v = average(v, grad, lr * at(self.primal_rate, clock))  # 5
         return client._replace(x=x, inner=tuple(h[1:]), momentum_x=v)
 

@@ -59,7 +59,7 @@ class NLASG(JacobianMethod):
 
     def init_client(self, problem: Problem, down: Levels, batch: Draw | None) -> Client:
         first = super().init_client(problem, down, batch)
-        momentum = product(self.unpacked(problem, first.jacobians))
+        momentum = product(self.unpack(problem, first.jacobians))
         # The average of the first product with itself is the same at any rate.
         rate = momentum.new_zeros(())
         return client_at(first, momentum, rate)
@@ -75,7 +75,7 @@ class NLASG(JacobianMethod):
         self, problem: Problem, down: Levels, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         F, rate = SampledLevels(problem, batch), at(self.averaging_rate, clock)
-        direction = product(self.unpacked(problem, client.jacobians))
+        direction = product(self.unpack(problem, client.jacobians))
         z = (1 - client.last_rate) * client.momentum + client.last_rate * direction
         x = problem.project_x(client.x - at(self.lr, clock) * z)
         old, h, jacobians = (client.x, *client.inner), [x], ()
@@ -84,7 +84,7 @@ class NLASG(JacobianMethod):
             moved = jacobian @ (h[k - 1] - old[k - 1])
             h.append((1 - rate) * old[k] + rate * value + moved)
             jacobians = (*jacobians, jacobian)
-        jacobians = self.packed(problem, (*jacobians, F.slope(old[-1])))
+        jacobians = self.pack(problem, (*jacobians, F.slope(old[-1])))
         return Client(
             x=x,
             inner=tuple(h[1:]),

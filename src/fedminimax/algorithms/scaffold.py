@@ -131,16 +131,16 @@ class Scaffold(Algorithm[Server, Down, Client, Up]):
         self, problem: Problem, down: Down | Control, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         grad = gradients(problem, Point(client.x, client.y), batch)
-        return self.corrected(problem, down, client, grad.x, clock)
+        return self.correct(problem, down, client, grad.x, clock)
 
     def step_and_add(
         self, problem: Problem, down: Down, client: Client, batch: Draw, clock: Clock
     ) -> Client:
         grad = gradients(problem, Point(client.x, client.y), batch)
-        moved = self.corrected(problem, down, client, grad.x, clock)
+        moved = self.correct(problem, down, client, grad.x, clock)
         return moved._replace(new_control=client.new_control + grad.x / clock.steps)  # 12, (ii)
 
-    def corrected(
+    def correct(
         self,
         problem: Problem,
         down: Down | Control,

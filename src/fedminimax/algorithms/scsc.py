@@ -47,12 +47,12 @@ class SCSC(JacobianMethod):
         self, problem: Problem, down: Levels, client: Levels, batch: Draw, clock: Clock
     ) -> Levels:
         F, rate = SampledLevels(problem, batch), at(self.averaging_rate, clock)
-        along = product(self.unpacked(problem, client.jacobians))
+        along = product(self.unpack(problem, client.jacobians))
         x = problem.project_x(client.x - at(self.lr, clock) * along)
         old, h, jacobians = (client.x, *client.inner), [x], ()
         for k in range(1, problem.depth):
             value, jacobian = F.value_and_jacobian(k, h[k - 1])
             h.append(storm(old[k], value, F.value(k, old[k - 1]), rate))
             jacobians = (*jacobians, jacobian)
-        jacobians = self.packed(problem, (*jacobians, F.slope(h[-1])))
+        jacobians = self.pack(problem, (*jacobians, F.slope(h[-1])))
         return Levels(x=x, inner=tuple(h[1:]), jacobians=jacobians)

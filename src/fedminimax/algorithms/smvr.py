@@ -59,24 +59,24 @@ class SMVR(JacobianMethod):
 
     def init_client(self, problem: Problem, down: Levels, batch: Draw | None) -> Levels:
         first = super().init_client(problem, down, batch)
-        return first._replace(jacobians=tuple(map(self.bounded, first.jacobians)))
+        return first._replace(jacobians=tuple(map(self.bound, first.jacobians)))
 
     def local_step(
         self, problem: Problem, down: Levels, client: Levels, batch: Draw, clock: Clock
     ) -> Levels:
         F, rate = SampledLevels(problem, batch), at(self.averaging_rate, clock)
-        V = self.unpacked(problem, client.jacobians)
+        V = self.unpack(problem, client.jacobians)
         x = problem.project_x(client.x - at(self.lr, clock) * product(V))
         old, h, jacobians = (client.x, *client.inner), [x], ()
         for k in range(1, problem.depth):
             value_old, jacobian_old = F.value_and_jacobian(k, old[k - 1])
             value, jacobian = F.value_and_jacobian(k, h[k - 1])
             h.append(storm(old[k], value, value_old, rate))
-            tracked = self.bounded(storm(V[k - 1], jacobian, jacobian_old, rate))
+            tracked = self.bound(storm(V[k - 1], jacobian, jacobian_old, rate))
             jacobians = (*jacobians, tracked)
-        last = self.bounded(storm(V[-1], F.slope(h[-1]), F.slope(old[-1]), rate))
-        jacobians = self.packed(problem, (*jacobians, last))
+        last = self.bound(storm(V[-1], F.slope(h[-1]), F.slope(old[-1]), rate))
+        jacobians = self.pack(problem, (*jacobians, last))
         return Levels(x=x, inner=tuple(h[1:]), jacobians=jacobians)
 
-    def bounded(self, jacobian: Tensor) -> Tensor:
+    def bound(self, jacobian: Tensor) -> Tensor:
         return jacobian if self.radius is None else ball(self.radius)(jacobian)

@@ -42,20 +42,20 @@ class Parted(Tensor):
     def __init__(self, pieces: Sequence[Tensor]):
         """Nothing to do: torch makes tensors in __new__."""
 
-    def whole(self) -> Tensor:
+    def join(self) -> Tensor:
         """The parts as one vector."""
         if self.together is None:
             self.together, self.pieces = torch.cat(self.pieces), []
         return self.together
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return repr(self.whole())
+        return repr(self.join())
 
     def tolist(self) -> Any:
-        return self.whole().tolist()
+        return self.join().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
-        return self.whole().numpy(force=force)
+        return self.join().numpy(force=force)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -63,12 +63,12 @@ class Parted(Tensor):
     def __torch_dispatch__(
         cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return operation(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+        return operation(*tree_map(join_parts, args), **tree_map(join_parts, kwargs or {}))
 
 
-def whole(value: Any) -> Any:
+def join_parts(value: Any) -> Any:
     """A `Parted` vector as a plain one; anything else unchanged."""
-    return value.whole() if isinstance(value, Parted) else value
+    return value.join() if isinstance(value, Parted) else value
 
 
 def copy_into(place: Tensor, vector: Tensor) -> None:
@@ -78,7 +78,7 @@ def copy_into(place: Tensor, vector: Tensor) -> None:
         for part, piece in zip(parts, vector.pieces, strict=True):
             part.copy_(piece)
     else:
-        place.copy_(whole(vector))
+        place.copy_(join_parts(vector))
 
 
 def leaf(vector: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def leaf(vector: Tensor) -> Tensor:
         found = Parted(vector.pieces)
         setattr(found, _PARTS, [piece.detach().requires_grad_() for piece in vector.pieces])
         return found.requires_grad_()
-    found = whole(vector).detach().requires_grad_()
+    found = join_parts(vector).detach().requires_grad_()
     # On an accelerator one operation on the whole is faster than one for each part.
     if vector.numel() >= LARGE and vector.device.type == "cpu":
         setattr(found, _PARTS, [])
@@ -117,7 +117,7 @@ def _gradient(of: Tensor, parts: list[Tensor]) -> Tensor:
     if not parts:
         return _own(of)
     slope = Parted([_own(part) for part in parts])
-    return slope if of.grad is None else slope.whole() + of.grad
+    return slope if of.grad is None else slope.join() + of.grad
 
 
 def _own(of: Tensor) -> Tensor:

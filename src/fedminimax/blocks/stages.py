@@ -31,7 +31,7 @@ def stage_of(round: int, stage_rounds: int, growth: float = 1.0) -> Stage:
 
 
 @remembered
-def grown(value: int, growth: float, stage: int) -> int:
+def grow(value: int, growth: float, stage: int) -> int:
     """value * growth^stage, rounded, at least 1."""
     return max(1, round_half_up(value * growth**stage))
 

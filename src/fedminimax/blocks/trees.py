@@ -39,11 +39,11 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from leaves(part, f"{name}.{part_name}" if name else str(part_name))
 
 
-def nested(named: dict[str, Tensor]) -> dict[str, Any]:
+def nest(named: dict[str, Tensor]) -> dict[str, Any]:
     """The fields of a NamedTuple, from the named tensors that `leaves` gives.
 
     >>> import torch
-    >>> nested({"x": torch.ones(1), "inner.0": torch.ones(1), "inner.1": torch.zeros(1)})
+    >>> nest({"x": torch.ones(1), "inner.0": torch.ones(1), "inner.1": torch.zeros(1)})
     {'x': tensor([1.]), 'inner': (tensor([1.]), tensor([0.]))}
     """
     fields: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def nested(named: dict[str, Tensor]) -> dict[str, Any]:
         else:
             fields[field] = tensor
     return {
-        name: tuple(nested(value)[str(i)] for i in range(len(nested(value))))
+        name: tuple(nest(value)[str(i)] for i in range(len(nest(value))))
         if isinstance(value, dict)
         else value
         for name, value in fields.items()
@@ -74,11 +74,11 @@ def form_of(value: Any) -> Any:
     return {"fields": value._fields, "parts": parts} if hasattr(value, "_fields") else parts
 
 
-def built(form: Any, named: dict[str, Tensor], name: str = "") -> Any:
+def build_tree(form: Any, named: dict[str, Tensor], name: str = "") -> Any:
     """The tree whose structure `form_of` gave and whose tensors `leaves` named.
 
     >>> import torch
-    >>> built({"fields": ["x", "inner"], "parts": [None, []]}, {"x": torch.ones(1)})
+    >>> build_tree({"fields": ["x", "inner"], "parts": [None, []]}, {"x": torch.ones(1)})
     Built(x=tensor([1.]), inner=())
     """
     if form is None:
@@ -87,7 +87,7 @@ def built(form: Any, named: dict[str, Tensor], name: str = "") -> Any:
     fields: Any = form["fields"] if record else range(len(form))
     inside = form["parts"] if record else form
     parts = [
-        built(part, named, f"{name}.{field}" if name else str(field))
+        build_tree(part, named, f"{name}.{field}" if name else str(field))
         for field, part in zip(fields, inside, strict=True)
     ]
     return namedtuple("Built", fields)(*parts) if record else tuple(parts)
@@ -113,7 +113,7 @@ def _collect(value: Any, found: list[Tensor]) -> None:
         _collect(part, found)
 
 
-def rebuilt(form: Any, tensors: list[Tensor]) -> Any:
+def rebuild(form: Any, tensors: list[Tensor]) -> Any:
     """A tree with the structure of the tree `form`, from tensors in the order of `flat`."""
     return _grow(form, iter(tensors))
 

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.parted import Parted, whole
+from fedminimax.blocks.parted import Parted, join_parts
 
 
-def transformed() -> bool:
+def is_transformed() -> bool:
     """Is this inside vmap, or another derivative, or being traced? If not, a client is alone."""
     stack = torch._C._functorch.peek_interpreter_stack()  # type: ignore[attr-defined]
     return torch.compiler.is_compiling() or stack is not None
@@ -43,19 +43,19 @@ def average(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
     tensor([2., 1.])
     """
     here = not isinstance(weight, Tensor) or (weight.device.type == "cpu" and weight.dim() == 0)
-    if here and old.dtype == new.dtype and not transformed() and weight == 1:
+    if here and old.dtype == new.dtype and not is_transformed() and weight == 1:
         return new
     weight = torch.as_tensor(weight, dtype=old.dtype, device=old.device)
     return _one_pass(lambda o, n, out: torch.lerp(o, n, weight, out=out), old, new, None)
 
 
-def chosen(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """`torch.where` for one condition; for a client alone without a copy.
 
-    >>> chosen(torch.tensor(True), torch.zeros(2), torch.ones(2))
+    >>> choose(torch.tensor(True), torch.zeros(2), torch.ones(2))
     tensor([0., 0.])
     """
-    if transformed() or condition.device.type != "cpu":
+    if is_transformed() or condition.device.type != "cpu":
         return torch.where(condition, yes, no)
     return yes if condition else no
 
@@ -70,7 +70,7 @@ def _plus(vector: Tensor, rate: Tensor | float, direction: Tensor, out: Tensor |
 def _writable(vector: Tensor, direction: Tensor) -> bool:
     """May the sum be written over the direction: has it that form, and is no derivative taken?"""
     alike = vector.shape == direction.shape and vector.dtype == direction.dtype
-    return alike and not (vector.requires_grad or direction.requires_grad or transformed())
+    return alike and not (vector.requires_grad or direction.requires_grad or is_transformed())
 
 
 def _one_pass(operation: Callable[..., Tensor], a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
@@ -80,7 +80,7 @@ def _one_pass(operation: Callable[..., Tensor], a: Tensor, b: Tensor, out: Tenso
     alike = a.shape == b.shape and a.dtype == b.dtype
     parted = [v for v in (a, b) if isinstance(v, Parted) and v.pieces]
     if watched or not alike or not parted:
-        a, b = (v if v.requires_grad else whole(v) for v in (a, b))
+        a, b = (v if v.requires_grad else join_parts(v) for v in (a, b))
         return operation(a, b, out=out)
     sizes = parted[0].sizes
     if out is None:

@@ -17,7 +17,7 @@ def tell_note(text: str) -> None:
     print(f"note: {text}")
 
 
-def numbered(parent: Path, name: str) -> Path:
+def next_free(parent: Path, name: str) -> Path:
     """The first of name-1, name-2, ... that is not there yet."""
     number = 1
     while (parent / f"{name}-{number}").exists():

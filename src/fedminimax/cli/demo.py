@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedminimax.cli.common import RUNS, numbered
+from fedminimax.cli.common import RUNS, next_free
 from fedminimax.report.demo import demo
 
 
@@ -17,4 +17,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Plays the demonstration."""
-    return demo(options.folder or numbered(RUNS, "demo"), options.splits)
+    return demo(options.folder or next_free(RUNS, "demo"), options.splits)

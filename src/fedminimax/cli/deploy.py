@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from fedminimax.cli.common import tell_note
-from fedminimax.cli.web import served as served_page
+from fedminimax.cli.web import serve as served_page
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.engine.state.folder import RunFolder
 from fedminimax.privacy.accountant import epsilon_of

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Prints the table; 1 if something is missing that every run needs."""
-    checks = [*checked()]
+    checks = [*check_all()]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("what", "", "found", "what to do"):
         table.add_column(heading)
@@ -64,7 +64,7 @@ def command(options: argparse.Namespace) -> int:
     return int(bool(bad))
 
 
-def checked() -> Iterator[Check]:
+def check_all() -> Iterator[Check]:
     """Every line."""
     yield Check("fedminimax", GOOD, fedminimax.__version__)
     recent = sys.version_info >= (3, 11)

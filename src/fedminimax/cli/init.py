@@ -61,7 +61,7 @@ class Found(NamedTuple):
     def is_text(self) -> bool:
         return 2 * self.texts >= max(sum(self.counts.values()), 1)
 
-    def called(self, words: Sequence[str]) -> bool:
+    def has_word(self, words: Sequence[str]) -> bool:
         """Whether a part of its name is one of these words."""
         split = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.name).lower()
         return bool({*re.split(r"[^a-z]+", split)} & {*words})
@@ -124,7 +124,7 @@ def plan_for(
     raws = [open_table(file, None, lambda name: name != "") for file in files]
     markers = tuple(marker_texts(raws))
     missing = (*MISSING, *markers)
-    columns = [found(name, raws, missing) for name in union(raw.cells for raw in raws)]
+    columns = [examine(name, raws, missing) for name in union(raw.cells for raw in raws)]
     data: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     pooled = len(files) == 1
@@ -182,7 +182,7 @@ def _known(value: str) -> bool:
     return number(value) is not None or value in MISSING or value in OTHER_MARKERS
 
 
-def found(name: str, raws: Sequence[Raw], missing: Sequence[str]) -> Found:
+def examine(name: str, raws: Sequence[Raw], missing: Sequence[str]) -> Found:
     """What a column holds in all files together."""
     markers = {plain(marker) for marker in missing}
     counts, lack, texts, held = Counter[str](), 0, 0, [r for r in raws if name in r.cells]
@@ -220,7 +220,7 @@ def choose_label(
         return options.label, "", named_so[options.label].counts
     able = [c for c in columns if len(c.counts) == 2 and not c.missing and c.files == len(raws)]
     last = columns[-1].name if columns else ""
-    likely = [c for c in able if c.called(LABELS)]
+    likely = [c for c in able if c.has_word(LABELS)]
     likely += [c for c in able if c.name == last] or able * (len(able) == 1)
     if not likely:
         why = f"these have two values: {listed(c.name for c in able)}" if able else "none has two"
@@ -264,7 +264,7 @@ def choose_site_column(columns: Sequence[Found], given: str | None) -> str | Non
             )
         return given
     for column in columns:
-        if column.called(SITES) and 2 <= len(column.counts) <= 200 and not column.missing:
+        if column.has_word(SITES) and 2 <= len(column.counts) <= 200 and not column.missing:
             return column.name
     return None
 
@@ -280,7 +280,7 @@ def useless(column: Found, files: int) -> str:
         return f"it has {len(column.counts)} different texts, as names and identifiers have"
     if column.texts and column.is_text and len(column.counts) == present >= 20:
         return "it has another text in every row"
-    if column.whole and column.called(IDENTIFIERS):
+    if column.whole and column.has_word(IDENTIFIERS):
         return "it has another whole number in every row, as an identifier has"
     if column.whole and len(column.counts) >= 20:
         values = [float(value) for value in column.counts]

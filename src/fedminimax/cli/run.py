@@ -16,12 +16,12 @@ from typing import Any
 
 from rich.console import Console
 
-from fedminimax.cli.common import RUNS, Stopped, numbered, tell_note, to_resume
-from fedminimax.cli.web import served
+from fedminimax.cli.common import RUNS, Stopped, next_free, tell_note, to_resume
+from fedminimax.cli.web import serve
 from fedminimax.config import ConfigError, Experiment, read_toml
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.local import Local
-from fedminimax.engine.backends.torchrun import TIMEOUT, joined, started_by_torchrun
+from fedminimax.engine.backends.torchrun import TIMEOUT, join_processes, started_by_torchrun
 from fedminimax.engine.profile import Profile
 from fedminimax.engine.session import Run
 from fedminimax.engine.state.folder import RunFolder
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Runs an experiment, or goes on with it."""
-    with joined(options.timeout) as backend:
+    with join_processes(options.timeout) as backend:
         return _run_by(backend, options)
 
 
@@ -95,7 +95,7 @@ def _run_by(backend: Backend, options: argparse.Namespace) -> int:
         note = None if quiet else tell_note
         experiment = Experiment.from_file(options.config, options.changes, note)
         _check_engine(experiment, backend)
-        folder = options.folder or numbered(RUNS, options.config.stem)
+        folder = options.folder or next_free(RUNS, options.config.stem)
         if is_auto(experiment):
             return _search(experiment, folder, options)
         built = build(experiment)
@@ -125,7 +125,7 @@ def _shown(folder: Path, backend: Backend, options: argparse.Namespace) -> Itera
     if not options.web or not backend.leads:
         yield
         return
-    with served(folder.name, lambda: [Going(folder.name, folder, "running")]) as address:
+    with serve(folder.name, lambda: [Going(folder.name, folder, "running")]) as address:
         print(f"watch it at {address}", file=sys.stderr, flush=True)
         yield
 

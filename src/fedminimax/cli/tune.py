@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from fedminimax.cli.common import RUNS, Stopped, numbered, tell_note, to_resume
+from fedminimax.cli.common import RUNS, Stopped, next_free, tell_note, to_resume
 from fedminimax.config import Experiment
 from fedminimax.report.tables import console
 from fedminimax.report.tuning import counted, trial_line, trials_table, verdict
@@ -44,7 +44,7 @@ def command(options: argparse.Namespace) -> int:
         search = Search.resumed(to_resume(options, "-tune"), **lengths)
     else:
         experiment = Experiment.from_file(options.config, options.changes, tell_note)
-        folder = options.folder or numbered(RUNS, f"{options.config.stem}-tune")
+        folder = options.folder or next_free(RUNS, f"{options.config.stem}-tune")
         lengths["cuts"] = options.cuts
         lengths = {name: number for name, number in lengths.items() if number is not None}
         search = Search(folder, experiment, options.search, **lengths)

@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(title: str, look: Look) -> Iterator[str]:
+def serve(title: str, look: Look) -> Iterator[str]:
     """Serves the page for as long as the block lasts; gives its address."""
     server = _Server(title, look)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

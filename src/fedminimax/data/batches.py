@@ -129,7 +129,7 @@ class Draws:
         real = self._index[step, :, position, : int(self.sizes[position])]
         return tuple(batch_of(*(c[rows] for c in self.shards.columns)) for rows in real)
 
-    def stacked(self, step: int, levels: int) -> Draw:
+    def stack(self, step: int, levels: int) -> Draw:
         """The draws of all clients, stacked and padded."""
         if self._index is None:
             return (self._whole,) * levels
@@ -193,7 +193,7 @@ class Source(NamedTuple):
             return self.index.expand(count, *self.index.shape)
         return self.index.unflatten(0, (count, -1))
 
-    def stacked(self, step: int, levels: int) -> Draw:
+    def stack(self, step: int, levels: int) -> Draw:
         chosen = self.index[step] if len(self.index) > 1 else self.index[0]
         draws = tuple(gather(self.columns, rows, self.filled) for rows in chosen)
         return draws if len(draws) == levels else draws * levels
@@ -280,12 +280,12 @@ class Sampler:
         next is drawn."""
         found, most = block.since(iteration), MOST_AHEAD // max(block.index[:1].size, 1)
         if (ready := self._wait()) is not None:
-            found = found.followed_by(ready)
+            found = found.append(ready)
         if not found.holds(iteration, steps):
             # Twice as many each time: a cohort that returns by chance, or a run that is soon over,
             # does not pay for draws that nobody uses.
             more = max(steps, min(2 * len(block.index), most)) - len(found.index)
-            found = found.followed_by(self._draw(found.cohort, found.end, more))
+            found = found.append(self._draw(found.cohort, found.end, more))
         if block.again:  # it is likely to be asked for again
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "batches")
@@ -359,7 +359,7 @@ class Block(NamedTuple):
             return Block(self.cohort, iteration, self.index[:0])
         return Block(self.cohort, iteration, self.index[iteration - self.first :])
 
-    def followed_by(self, other: Block) -> Block:
+    def append(self, other: Block) -> Block:
         if other.first != self.end:
             return self
         return self._replace(index=np.concatenate([self.index, other.index]))

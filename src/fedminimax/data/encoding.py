@@ -49,14 +49,14 @@ def answer(features: np.ndarray, edges: Sequence[np.ndarray], least: int = 0) ->
     """
     found = []
     for column, own in zip(features.T, edges, strict=True):
-        values = grouped(column[~np.isnan(column)], least)
+        values = group_values(column[~np.isnan(column)], least)
         missing = np.isnan(column).sum()
         found.append(np.bincount(np.searchsorted(own, values, "right"), minlength=len(own) + 1))
         found.append([missing if missing >= least else 0])
     return np.concatenate(found).astype(np.float64)
 
 
-def grouped(values: np.ndarray, least: int) -> np.ndarray:
+def group_values(values: np.ndarray, least: int) -> np.ndarray:
     """The values in order, those that fewer than `least` rows have at the mean of a group.
 
     >>> grouped(np.array([0, 0, 0, 1, 3, 5, 7]), 2).tolist()
@@ -208,7 +208,7 @@ class Learnt(NamedTuple):
     mean: np.ndarray = np.empty(0)
     error: float = 0.0  # of the edges, in rank
 
-    def marked(self, own: Counts, rare: int) -> Learnt:
+    def mark_missing(self, own: Counts, rare: int) -> Learnt:
         """With a mark of missing values, where enough rows miss one."""
         rows = own.missing + own.counts.sum()
         if own.missing < _enough(rows, rare):
@@ -237,9 +237,9 @@ def fit(schema: Schema, ask: Ask, bins: int = 16, rare: int = 10) -> Encoder:
         start += len(own)
         if _as_numbers(column):
             pairs = zip(column.features, own, strict=True)
-            learnt += [_bins(name, c, bins, rare).marked(c, rare) for name, c in pairs]
+            learnt += [_bins(name, c, bins, rare).mark_missing(c, rare) for name, c in pairs]
         else:
-            learnt.append(_codes(column, own, rare).marked(own[0], rare))
+            learnt.append(_codes(column, own, rare).mark_missing(own[0], rare))
     mean = np.concatenate([each.mean for each in learnt])
     if not len(mean):
         raise DataError(

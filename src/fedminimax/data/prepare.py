@@ -14,7 +14,7 @@ from fedminimax.data.folder import Reading
 from fedminimax.data.imbalance import keep_positives
 from fedminimax.data.sites import DataError, Schema, Site, named
 from fedminimax.data.split import stratified_split
-from fedminimax.data.statistics import Standardiser, Total, fit, plain_total, ranged
+from fedminimax.data.statistics import Standardiser, Total, fit, from_ranges, plain_total
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def learnt(
     """How rows are encoded: from ranges that are public, or from the sums of these sites,
     which `total` adds up."""
     if split.ranges:
-        return ranged(schema, split.ranges)
+        return from_ranges(schema, split.ranges)
     if not split.bins:
         return scaled(fit(train, total), split)
 

@@ -64,7 +64,7 @@ class Standardiser:
         )
 
 
-def ranged(schema: Schema, ranges: Mapping[str, Sequence[float]]) -> Standardiser:
+def from_ranges(schema: Schema, ranges: Mapping[str, Sequence[float]]) -> Standardiser:
     """The standardiser that puts each column of numbers between -1 and 1 by its public range. The
     marks of codes have the range from 0 to 1."""
     wrong = {name: given for name, given in ranges.items() if not _is_range(given)}

@@ -100,7 +100,7 @@ class UCI:
             with open(file, "w", newline="", encoding="utf-8") as opened:
                 writer = csv.writer(opened)
                 writer.writerow([*names, LABEL, *([SITE] if known.site else [])])
-                for number in self._chosen(labels):
+                for number in self._choose(labels):
                     row = rows[number]
                     own = [known.site(row)] if known.site else []
                     writer.writerow([*(row[n] for n in names), int(labels[number]), *own])
@@ -109,7 +109,7 @@ class UCI:
             how = (self.clients, self.concentration)
             return Pooled(str(file), LABEL, "dirichlet", *how, seed=self.seed).read()
 
-    def _chosen(self, labels: np.ndarray) -> list[int]:
+    def _choose(self, labels: np.ndarray) -> list[int]:
         """The numbers of the rows that are used, in their order."""
         count = len(labels)
         if not self.rows or self.rows >= count:

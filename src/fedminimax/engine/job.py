@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.parted import whole as in_one_piece
+from fedminimax.blocks.parted import join_parts as in_one_piece
 from fedminimax.blocks.trees import leaves, tree_map
 from fedminimax.data.batches import Draws
-from fedminimax.engine.profile import untimed
+from fedminimax.engine.profile import no_timing
 from fedminimax.messages.stage import Kept, Messages, MessageState, bytes_of
 from fedminimax.problems.private import Oracle
-from fedminimax.types import Clock, Draw, Phase, Problem, whole
+from fedminimax.types import Clock, Draw, Phase, Problem, join_parts
 
 MESSAGES = "messages"  # the field of what a client keeps for the stages of its messages
 
@@ -77,7 +77,7 @@ class PhaseJob:
         """Do some clients take fewer steps than others?"""
         return int(self.steps.min()) < self.most_steps
 
-    def limited(self, steps: int) -> PhaseJob:
+    def limit(self, steps: int) -> PhaseJob:
         return replace(self, steps=np.minimum(self.steps, steps))
 
     def client_clock(self, position: int) -> Clock:
@@ -87,7 +87,7 @@ class PhaseJob:
             client=torch.full_like(self.clock.client, number),
         )
 
-    def placed(self, numbers: np.ndarray) -> Tensor:
+    def to_device(self, numbers: np.ndarray) -> Tensor:
         """On the run's device."""
         return torch.from_numpy(numbers).to(self.clock.round.device)
 
@@ -122,7 +122,7 @@ class Executor(ABC):
     name: str
     threads: int = 1
     repeatable: int = 0  # local steps in a round, at most, of those that `repeat` can play
-    part: Callable[[str], AbstractContextManager[None]] = staticmethod(untimed)
+    part: Callable[[str], AbstractContextManager[None]] = staticmethod(no_timing)
 
     @abstractmethod
     def run(self, job: PhaseJob) -> ClientResult:
@@ -300,7 +300,7 @@ def keeping(kind: Any, client: Any, messages: Kept = ()) -> Any:
 
 
 def at_step(clock: Clock, number: int | Tensor) -> Clock:
-    step = number if isinstance(number, Tensor) else whole(number, clock.step.device)
+    step = number if isinstance(number, Tensor) else join_parts(number, clock.step.device)
     return clock._replace(step=step, iteration=clock.iteration + number)
 
 

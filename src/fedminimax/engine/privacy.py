@@ -47,25 +47,25 @@ def check_record_level(
     check_rows(problem)
     network = getattr(problem, "network", None)
     if algorithm.auxiliary:
-        raise _refused(f"{name} has training rows at the server, which sees them: simulate it")
+        raise _refusal(f"{name} has training rows at the server, which sees them: simulate it")
     if clients.sampling != "epoch" and clients.batch_size is not None:
-        raise _refused(
+        raise _refusal(
             f'sampling "{clients.sampling}" may use a row in several batches of a pass, which is '
             'not counted: use sampling "epoch", or batch_size 0 for all rows'
         )
     if "validation" in clients.splits:
-        raise _refused(
+        raise _refusal(
             "validation rows choose a round, and what they choose tells of them: set validation to "
             "0, and stop after the planned rounds"
         )
     if "test" not in clients.splits:
-        raise _refused("without test rows a run is evaluated on training rows: give test rows")
+        raise _refusal("without test rows a run is evaluated on training rows: give test rows")
     if asked := [measure for measure in settings.measures if measure != DRIFT]:
-        raise _refused(f"the measure {asked[0]!r} is computed on training rows: leave it out")
+        raise _refusal(f"the measure {asked[0]!r} is computed on training rows: leave it out")
     if settings.executor == "compiled":
-        raise _refused('the executor "compiled" has no gradients row by row: use "auto"')
+        raise _refusal('the executor "compiled" has no gradients row by row: use "auto"')
     if getattr(problem, "evaluated", "x") == "stepped":
-        raise _refused(f"{kind} with evaluated stepped asks training rows: use x")
+        raise _refusal(f"{kind} with evaluated stepped asks training rows: use x")
     assert network is None or not network.has_norms
 
 
@@ -73,19 +73,19 @@ def check_rows(problem: Problem) -> None:
     """Refuses problems whose rows cannot be told apart."""
     kind, network = type(problem).__name__, getattr(problem, "network", None)
     if not problem.by_rows:
-        raise _refused(
+        raise _refusal(
             f"{kind} does not say that it is a mean over rows of which each is computed from its "
             "own row (by_rows): use auc, compositional_auc or cross_entropy, or a problem of your "
             "own that says so"
         )
     if network is not None and network.has_norms:
-        raise _refused(
+        raise _refusal(
             "batch normalisation makes the loss of a row depend on the others: use a model without "
             "it, such as group normalisation or none"
         )
 
 
-def _refused(reason: str) -> ValueError:
+def _refusal(reason: str) -> ValueError:
     return ValueError(f'[privacy] level "record": {reason}')
 
 
@@ -141,7 +141,7 @@ class _Counting(Debug):
         begun = self.watching.most(True, self.levels)
         self.first = tuple(map(max, self.first, begun))
         self.watching.given.clear()
-        found = super().run(job.limited(1))
+        found = super().run(job.limit(1))
         self.limits[phase_key(job)] = self.watching.most(False, self.levels)
         self.watching.given.clear()
         return found
@@ -253,7 +253,7 @@ class Budget:
 
         rounds = bisect_left(range(planned + 1), True, key=over) - 1
         if rounds < 1:
-            raise _refused(
+            raise _refusal(
                 f"one round with noise {privacy.noise:g} spends more than epsilon "
                 f"{privacy.epsilon:g}: give more noise, or leave noise out"
             )
@@ -350,7 +350,7 @@ class NoisyQuery:
 def check_question(question: str) -> None:
     """Refuses questions about training rows whose answers have no noise."""
     if question not in SHARES:
-        raise _refused(
+        raise _refusal(
             f"the question {question!r} about training rows has no answer with noise: use a "
             "problem that does not ask it"
         )

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 _NOTHING = nullcontext()
 
 
-def untimed(name: str) -> AbstractContextManager[None]:
+def no_timing(name: str) -> AbstractContextManager[None]:
     """In the place of `Profile.part`, for a run that is not profiled."""
     return _NOTHING
 

@@ -292,7 +292,7 @@ def play_round(
             steps=steps[own],
             weights=federation.shares(phase, cohort)[own],
         )
-        job = with_messages(federation, guarded(federation, job), held, store)
+        job = with_messages(federation, guard(federation, job), held, store)
         done = backend.exchange(job, executor)
         if done.bad:
             raise NonFiniteError(backend.why_not_finite(job, done.bad))
@@ -314,7 +314,7 @@ def play_round(
     )
 
 
-def play_watched(
+def play_with_drift(
     federation: Federation, state: State, store: ClientStore, executor: Executor
 ) -> tuple[State, dict[str, float]]:
     """A round, and what `Drift` finds in it: drift_x, drift_y and the bytes that it adds."""
@@ -336,7 +336,7 @@ def play_watched(
     return state._replace(held=held), {**apart, "bytes": sum(float(f.bytes) for f in found)}
 
 
-def guarded(federation: Federation, job: PhaseJob) -> PhaseJob:
+def guard(federation: Federation, job: PhaseJob) -> PhaseJob:
     """The phase, with the oracle of the run, which releases as much as was counted."""
     if federation.oracle is None:
         return job
@@ -347,7 +347,7 @@ def oracle_for(federation: Federation, kind: Hashable) -> Oracle | None:
     """The oracle of the run, limited to what was counted for phases of that kind."""
     oracle = federation.oracle
     limited = oracle is not None and federation.limits
-    return oracle.limited(federation.limits[kind]) if oracle and limited else oracle
+    return oracle.with_limit(federation.limits[kind]) if oracle and limited else oracle
 
 
 def with_messages(
@@ -390,12 +390,12 @@ def play_rounds(
 ) -> State:
     """A round, or several of at most `most` where the executor can play them at once. How many are
     played together changes no number."""
-    return _play_repeated(federation, state, store, executor, most) or play_round(
+    return _play_several(federation, state, store, executor, most) or play_round(
         federation, state, store, executor
     )
 
 
-def _play_repeated(
+def _play_several(
     federation: Federation, state: State, store: ClientStore, executor: Executor, most: int
 ) -> State | None:
     """The next rounds of one kind, if there are several and the executor can play them at once."""
@@ -430,7 +430,7 @@ def _play_repeated(
         steps=steps,
         weights=federation.shares(phase, cohort),
     )
-    job = with_messages(federation, guarded(federation, job), state.held, store)
+    job = with_messages(federation, guard(federation, job), state.held, store)
     done = executor.repeat(job, clocks)
     if done is None:
         return None

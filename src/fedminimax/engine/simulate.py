@@ -87,7 +87,7 @@ def simulate(
     - interrupted: asked after each round, or after several; once it is true, a checkpoint is
       written to the folder and Interrupted, a KeyboardInterrupt, raised.
     - profile: told where the time goes.
-    - backend: who carries the clients, such as the processes that `joined()` of
+    - backend: who carries the clients, such as the processes that `join_processes()` of
       engine/backends/torchrun.py gives; None: this process.
     """
     settings = Settings(

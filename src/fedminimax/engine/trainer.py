@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import built, form_of, leaves, nested
+from fedminimax.blocks.trees import build_tree, form_of, leaves, nest
 from fedminimax.engine.backends.base import RunEndedError
 from fedminimax.engine.device import chance
 from fedminimax.engine.job import MESSAGES, Executor, kept_type
 from fedminimax.engine.privacy import SPENT, Budget
-from fedminimax.engine.profile import untimed
+from fedminimax.engine.profile import no_timing
 from fedminimax.engine.query import CountedQuery
-from fedminimax.engine.round import Federation, State, play_rounds, play_watched
+from fedminimax.engine.round import Federation, State, play_rounds, play_with_drift
 from fedminimax.engine.settings import Callbacks, Settings, evaluated_clients
 from fedminimax.engine.state.checkpoint import CheckpointError
 from fedminimax.engine.state.disk_store import DiskStore
@@ -82,7 +82,7 @@ class Trainer:
         self.waited = 0  # evaluations since the best one
         self._together = 1  # rounds at once, at most
         self.outcome = FINISHED
-        self.part = untimed if callbacks.profile is None else callbacks.profile.part
+        self.part = no_timing if callbacks.profile is None else callbacks.profile.part
 
     @property
     def point(self) -> Point:
@@ -192,7 +192,7 @@ class Trainer:
             self.state = play_rounds(*common, min(self._together, self._until_due() - watched))
             self._pace(self.state.round - before, time.perf_counter() - begun)
             return
-        self.state, self.drift = play_watched(*common)
+        self.state, self.drift = play_with_drift(*common)
 
     def _pace(self, played: int, seconds: float) -> None:
         """As many rounds at once as can be, and as nobody has to wait for."""
@@ -309,7 +309,7 @@ class Trainer:
 
     def _save_checkpoint(self, folder: RunFolder) -> None:
         tensors, elsewhere = self.store.checkpoint()
-        tensors = self.backend.gathered(tensors) | dict(leaves(self.state.server, "server"))
+        tensors = self.backend.gather(tensors) | dict(leaves(self.state.server, "server"))
         for kind, own in self.state.held.items():
             tensors |= leaves(own, f"held.{kind}")
         about = self._about() | ({} if elsewhere is None else {"clients": elsewhere})
@@ -358,9 +358,9 @@ class Trainer:
                 owner = f"client {number}"
             parts.setdefault(owner, {})[rest] = value
         # A field that is a tuple without entries is not in a checkpoint.
-        server = self.state.server._replace(**nested(parts.pop("server")))
+        server = self.state.server._replace(**nest(parts.pop("server")))
         held = {
-            kind: MessageState(*built(form, parts.get("held", {}), kind))
+            kind: MessageState(*build_tree(form, parts.get("held", {}), kind))
             for kind, form in about["held"].items()
         }
         cost = Cost(*about["cost"])
@@ -380,7 +380,7 @@ class Trainer:
                 continue
             own = {n: v for n, v in fields.items() if not n.startswith(f"{MESSAGES}.")}
             if own:
-                kept[int(number)] = kind(**nested(own))
+                kept[int(number)] = kind(**nest(own))
             stages[int(number)] = {
                 n.removeprefix(f"{MESSAGES}."): v for n, v in fields.items() if n not in own
             }

@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
     reply: Message
 
 
-def known(estimate: Estimate, down: Message) -> Message:
+def expect(estimate: Estimate, down: Message) -> Message:
     """The reply that is expected: what was sent down, before the first message."""
     begun, reply = estimate
     first = add_update(down, tree_map(torch.zeros_like, reply))
@@ -82,7 +82,7 @@ class Compressor(Stage):
     def at_client(
         self, down: Message, client: Message, up: Message, kept: Estimate, clock: Clock
     ) -> tuple[Message, Estimate]:
-        expected = known(kept, down)
+        expected = expect(kept, down)
         # Of replies, not of updates: the server would apply old updates again and again, and
         # methods with control variates diverge by that.
         left = tree_map(torch.sub, up, expected)
@@ -92,7 +92,7 @@ class Compressor(Stage):
     def at_server(
         self, state: Estimate, down: Message, mean: Message, clock: Clock
     ) -> tuple[Message, Estimate]:
-        reply = tree_map(torch.add, known(state, down), mean)
+        reply = tree_map(torch.add, expect(state, down), mean)
         return reply, Estimate(torch.ones_like(state[0]), reply)
 
     def encode(self, sent: Message, clock: Clock) -> Message:
@@ -186,7 +186,7 @@ class TopK(Compressor):
 
     def unpack(self, packed: Packed, like: Tensor, clock: Clock) -> Tensor:
         numbers, places = packed
-        return _placed(numbers, places.long(), like)
+        return _place(numbers, places.long(), like)
 
     def check(self, encoded: Message, like: Message) -> str | None:
         """What is wrong with a message that came from outside."""
@@ -227,7 +227,7 @@ class RandomCoordinates(Compressor):
         return (field.flatten()[self._places(field, clock)],)
 
     def unpack(self, packed: Packed, like: Tensor, clock: Clock) -> Tensor:
-        return _placed(packed[0], self._places(like, clock), like)
+        return _place(packed[0], self._places(like, clock), like)
 
     def _places(self, field: Tensor, clock: Clock) -> Tensor:
         every = torch.arange(field.numel(), device=field.device)
@@ -240,6 +240,6 @@ class RandomCoordinates(Compressor):
         return math.ceil(self.share * field.numel())
 
 
-def _placed(numbers: Tensor, places: Tensor, like: Tensor) -> Tensor:
+def _place(numbers: Tensor, places: Tensor, like: Tensor) -> Tensor:
     whole = torch.zeros_like(like).flatten().scatter(0, places, numbers)
     return whole.reshape(like.shape)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import flat, rebuilt, tree_map
+from fedminimax.blocks.trees import flat, rebuild, tree_map
 from fedminimax.messages.stage import Message, Reducer, add_update, update
 from fedminimax.types import Clock
 
 
-def _ordered(field: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sort(field: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each number's replies in ascending order, with their weights, and the sums of these."""
     values, order = field.sort(dim=0)
     own = weights.to(field)[order]
@@ -44,7 +44,7 @@ class TrimmedMean(Reducer):
         self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
     ) -> tuple[Message, Any]:
         def trim(field: Tensor) -> Tensor:
-            values, own, until = _ordered(field, weights)
+            values, own, until = _sort(field, weights)
             inside = until.clamp(max=1 - self.share) - (until - own).clamp(min=self.share)
             inside = inside.clamp(min=0)
             return (inside * values).sum(0) / inside.sum(0)
@@ -61,7 +61,7 @@ class Median(Reducer):
         self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
     ) -> tuple[Message, Any]:
         def middle(field: Tensor) -> Tensor:
-            values, _, until = _ordered(field, weights)
+            values, _, until = _sort(field, weights)
             slack = 8 * torch.finfo(field.dtype).eps  # of sums of weights
             lower = (until < 0.5 - slack).sum(0, keepdim=True).clamp(max=len(values) - 1)
             upper = (until <= 0.5 + slack).sum(0, keepdim=True).clamp(max=len(values) - 1)
@@ -113,5 +113,5 @@ class CentredClipping(Reducer):
                 middle + (factor.to(a) @ a.reshape(count, -1)).reshape(middle.shape)
                 for middle, a in zip(centre, apart, strict=True)
             ]
-        change = rebuilt(ups, centre)
+        change = rebuild(ups, centre)
         return add_update(down, change), change

@@ -157,7 +157,7 @@ class Reducer:
         """Of a linear reducer, what these clients have in the sum."""
         return mean(ups, weights)
 
-    def whole(self, total: Message, like: Message) -> Message:
+    def finish(self, total: Message, like: Message) -> Message:
         """Of a linear reducer, the reply that the sum over all parts stands for. `like` is one
         client's reply, or has its form."""
         return total
@@ -184,10 +184,10 @@ class Mean(Reducer):
 
 def mean(ups: Message, weights: Tensor) -> Message:
     """The weighted mean over clients of each field."""
-    return tree_map(partial(weighted, weights=weights), ups)
+    return tree_map(partial(weighted_mean, weights=weights), ups)
 
 
-def weighted(field: Tensor, weights: Tensor) -> Tensor:
+def weighted_mean(field: Tensor, weights: Tensor) -> Tensor:
     # One pass over the rows, which may be long.
     rows = field if field.dim() == 1 else field.flatten(1)
     return (weights.to(field) @ rows).reshape(field.shape[1:])

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedminimax.models.layers import Norm, check_norm, classifier, images, normalised
+from fedminimax.models.layers import Norm, check_norm, classifier, images, norm_layers
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class FashionCNN:
         """The network for images of that shape."""
         trunk = [
             nn.Conv2d(images("fashion_cnn", shape), 32, 3, padding=1),
-            *(*normalised(self.norm, 32), nn.ReLU(), nn.MaxPool2d(2)),
+            *(*norm_layers(self.norm, 32), nn.ReLU(), nn.MaxPool2d(2)),
             nn.Conv2d(32, 64, 3),
-            *(*normalised(self.norm, 64), nn.ReLU(), nn.MaxPool2d(2)),
+            *(*norm_layers(self.norm, 64), nn.ReLU(), nn.MaxPool2d(2)),
         ]
         relu = self.activation == "relu"
         return classifier("fashion_cnn", shape, trunk, (600, 120, outputs), relu)
@@ -84,7 +84,7 @@ class CIFARCNN:
         before, trunk = images("cifar_cnn", shape), []
         for width in (16, 32, 64):
             trunk.append(nn.Conv2d(before, width, 3, padding=1))
-            trunk += [*normalised(self.norm, width), nn.ReLU(), nn.MaxPool2d(2)]
+            trunk += [*norm_layers(self.norm, width), nn.ReLU(), nn.MaxPool2d(2)]
             before = width
         return classifier("cifar_cnn", shape, trunk, (512, 64, outputs), relu=True)
 
@@ -117,7 +117,7 @@ class CNN7:
             width = times * self.width
             for _ in range(2):
                 trunk.append(nn.Conv2d(before, width, 3, padding=1))
-                trunk += [*normalised(self.norm, width), nn.ReLU()]
+                trunk += [*norm_layers(self.norm, width), nn.ReLU()]
                 before = width
             trunk.append(nn.MaxPool2d(2))
         return classifier("cnn7", shape, trunk, (outputs,), relu=False)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedminimax.models.layers import Norm, check_norm, images, normalised
+from fedminimax.models.layers import Norm, check_norm, images, norm_layers
 
 BLOCKS = (6, 12, 24, 16)
 NARROW = 4  # the 1 x 1 convolution has this many times `growth` channels
@@ -21,9 +21,9 @@ class Layer(nn.Module):
         super().__init__()
         bias, middle = norm == "none", NARROW * growth
         self.added = nn.Sequential(
-            *(*normalised(norm, before), nn.ReLU()),
+            *(*norm_layers(norm, before), nn.ReLU()),
             nn.Conv2d(before, middle, 1, bias=bias),
-            *(*normalised(norm, middle), nn.ReLU()),
+            *(*norm_layers(norm, middle), nn.ReLU()),
             nn.Conv2d(middle, growth, 3, padding=1, bias=bias),
         )
 
@@ -60,17 +60,17 @@ class DenseNet121:
         size, stride, padding = (7, 2, 3) if large else (3, 1, 1)
         layers: list[nn.Module] = [
             nn.Conv2d(channels, width, size, stride, padding, bias=bias),
-            *(*normalised(self.norm, width), nn.ReLU()),
+            *(*norm_layers(self.norm, width), nn.ReLU()),
             *([nn.MaxPool2d(3, 2, 1)] if large else []),
         ]
         for number, count in enumerate(BLOCKS):
             if number:
-                layers += [*normalised(self.norm, width), nn.ReLU()]
+                layers += [*norm_layers(self.norm, width), nn.ReLU()]
                 layers += [nn.Conv2d(width, width // 2, 1, bias=bias), nn.AvgPool2d(2)]
                 width //= 2
             for _ in range(count):
                 layers.append(Layer(width, self.growth, self.norm))
                 width += self.growth
-        layers += [*normalised(self.norm, width), nn.ReLU()]
+        layers += [*norm_layers(self.norm, width), nn.ReLU()]
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs)]
         return nn.Sequential(*layers)

@@ -13,7 +13,7 @@ Norm = Literal["batch", "group", "none"]
 GROUPS = 8
 
 
-def normalised(norm: Norm, channels: int) -> list[nn.Module]:
+def norm_layers(norm: Norm, channels: int) -> list[nn.Module]:
     """The layers that normalise that many channels: one, or none.
 
     "group" is GroupNorm with 8 groups, or the largest divisor of the channels that also divides 8.

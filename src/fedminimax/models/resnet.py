@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedminimax.models.layers import Norm, check_norm, images, normalised
+from fedminimax.models.layers import Norm, check_norm, images, norm_layers
 
 
 class Block(nn.Module):
@@ -18,10 +18,10 @@ class Block(nn.Module):
         super().__init__()
         bias = norm == "none"
         self.first = nn.Sequential(
-            nn.Conv2d(before, width, 3, stride, 1, bias=bias), *normalised(norm, width), nn.ReLU()
+            nn.Conv2d(before, width, 3, stride, 1, bias=bias), *norm_layers(norm, width), nn.ReLU()
         )
         self.second = nn.Sequential(
-            nn.Conv2d(width, width, 3, 1, 1, bias=bias), *normalised(norm, width)
+            nn.Conv2d(width, width, 3, 1, 1, bias=bias), *norm_layers(norm, width)
         )
         self.stride, self.more = stride, width - before
 
@@ -57,7 +57,7 @@ class ResNet20:
         channels, before = images("resnet20", shape), self.width
         layers: list[nn.Module] = [
             nn.Conv2d(channels, before, 3, 1, 1, bias=self.norm == "none"),
-            *normalised(self.norm, before),
+            *norm_layers(self.norm, before),
             nn.ReLU(),
         ]
         for third in range(3):

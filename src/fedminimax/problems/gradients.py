@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.parted import backward, leaf
-from fedminimax.blocks.vectors import transformed
+from fedminimax.blocks.vectors import is_transformed
 from fedminimax.problems.guarded import Guarded
 from fedminimax.problems.twice import DifferentiatedTwice
 from fedminimax.types import Batch, Draw, Point, Problem
@@ -49,7 +49,7 @@ def grad(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, ...]:
 
     Outside vmap plain autograd is used, which takes less time than torch.func.
     """
-    if transformed():
+    if is_transformed():
         return torch.func.grad(function, argnums=tuple(range(len(at))))(*at)
     with torch.enable_grad():
         leaves = [leaf(v) for v in at]
@@ -59,7 +59,7 @@ def grad(function: Callable[..., Tensor], *at: Tensor) -> tuple[Tensor, ...]:
 def slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     """The gradient of a function that returns a number, for objectives and levels that contain a
     gradient: the result can be differentiated again."""
-    if transformed():
+    if is_transformed():
         return torch.func.grad(function)(at)
     with torch.enable_grad():
         again = at.requires_grad
@@ -120,17 +120,17 @@ def value_and_pull(
         own = problem
         found = own.inner_value(level, value, batch)
         return found, lambda vector: own.pullback(level, value, vector, batch)
-    if transformed():
+    if is_transformed():
         found, pull = torch.func.vjp(lambda v: problem.inner(level, v, batch), value)[:2]
         return found, lambda vector: pull(vector)[0]
     with torch.enable_grad():
         here = value.detach().requires_grad_()
         result = problem.inner(level, here, batch)
 
-    def pulled(vector: Tensor) -> Tensor:
+    def pull(vector: Tensor) -> Tensor:
         return torch.autograd.grad(result, here, vector, materialize_grads=True)[0]
 
-    return result.detach(), pulled
+    return result.detach(), pull
 
 
 def inner_jacobian(

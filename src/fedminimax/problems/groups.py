@@ -119,7 +119,7 @@ class WorstGroup(Classifier):
         right, count = ask.sum("group_counts", *self.at(point, moments))
         (losses,) = ask.sum("group_losses", point.x, point.y)
         seen = (count > 0).nonzero().flatten().tolist()
-        names = [self.named(group) for group in seen]
+        names = [self.group_name(group) for group in seen]
         accuracies = [float(right[g] / count[g]) for g in seen]
         means = [float(losses[g] / count[g]) for g in seen]
         worst_name, least = worst(names, accuracies)
@@ -135,9 +135,9 @@ class WorstGroup(Classifier):
         """The weight of each group."""
         if self.groups > MOST_VARIABLES:
             return {}
-        names = [f"{self.word} {self.named(group)}" for group in range(self.groups)]
+        names = [f"{self.word} {self.group_name(group)}" for group in range(self.groups)]
         return dict(zip(names, point.y.tolist(), strict=True))
 
-    def named(self, group: int) -> str:
+    def group_name(self, group: int) -> str:
         """How a group is called in measures."""
         return str(group)

@@ -83,7 +83,7 @@ class ImageGAN(NetworkProblem):
             raise ValueError("the length of the noise is not known: give noise_size")
         return with_noise([rows[0] for rows in clients], self.noise_size, draw)
 
-    def made(self, x: Tensor, batch: Batch) -> Tensor:
+    def generate(self, x: Tensor, batch: Batch) -> Tensor:
         """The images that the generator makes from the noise of a batch."""
         images, noise = batch.rows
         made = self.network(x, noise)
@@ -95,7 +95,7 @@ class ImageGAN(NetworkProblem):
         return made.reshape(images.shape)
 
     def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        made = self.critic(y, self.made(value, batch)).reshape(-1)
+        made = self.critic(y, self.generate(value, batch)).reshape(-1)
         real = self.critic(y, batch.rows[0]).reshape(-1)
         if self.form == "wasserstein":
             values = real - made
@@ -106,7 +106,7 @@ class ImageGAN(NetworkProblem):
     def answer(self, question: str, vectors: Vectors, batch: Batch) -> Vectors:
         if question != "pixels":
             return super().answer(question, vectors, batch)
-        sets = (batch.rows[0].flatten(1), self.made(vectors[0], batch).flatten(1))
+        sets = (batch.rows[0].flatten(1), self.generate(vectors[0], batch).flatten(1))
         # In double precision, because the variance is a small difference of these means.
         return tuple(batch.mean(double(v)) for images in sets for v in (images, images**2))
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedminimax.blocks.precision import double
-from fedminimax.blocks.vectors import transformed
+from fedminimax.blocks.vectors import is_transformed
 
 
 class RowNorm(nn.Module):
@@ -25,7 +25,7 @@ class RowNorm(nn.Module):
         row_weight = self.row_weight
         if row_weight.shape[0] == 0:
             if x.numel() > x.shape[1]:
-                return normalised(x, self.weight, self.bias, self.eps)
+                return normalise(x, self.weight, self.bias, self.eps)
             # torch refuses one value per channel; here its variance is 0, as in a padded batch.
             row_weight = x.new_ones(1)
         if x.dtype == row_weight.dtype:
@@ -77,9 +77,9 @@ def weighted_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensordot(weight, flat, dims=1), torch.tensordot(weight, squares, dims=1)
 
 
-def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Batch normalisation: each channel with mean 0 and variance 1, times weight, plus bias."""
-    if weight is not None and weight.dtype != x.dtype and transformed():
+    if weight is not None and weight.dtype != x.dtype and is_transformed():
         # Mixed precision, which normalisation under vmap does not support.
-        return normalised(x.to(weight.dtype), weight, bias, eps).to(x.dtype)
+        return normalise(x.to(weight.dtype), weight, bias, eps).to(x.dtype)
     return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)

@@ -40,7 +40,7 @@ class Oracle:
     source: Noise = Seeded(0)
     limit: tuple[int, ...] | None = None
 
-    def limited(self, limit: tuple[int, ...]) -> Oracle:
+    def with_limit(self, limit: tuple[int, ...]) -> Oracle:
         return replace(self, limit=limit)
 
     def private(self, problem: Problem, clock: Clock, begins: bool = False) -> Private:
@@ -64,19 +64,19 @@ class Private(Guarded):
             return tuple(exact.gradients(self.problem, point, (row,), dual_at))
 
         clip, scales = self.oracle.row_clip, (1.0, self.oracle.dual_scale)
-        return Point(*self._released(self.depth, of_row, batch, clip, scales))
+        return Point(*self._release(self.depth, of_row, batch, clip, scales))
 
     def outer_value(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
         def of_row(row: Batch) -> Released:
             return (self.problem.outer(value, y, row).reshape(1),)
 
-        return self._released(self.depth, of_row, batch)[0].reshape(())
+        return self._release(self.depth, of_row, batch)[0].reshape(())
 
     def row_statistics(self, x: Tensor, batch: Batch) -> Tensor:
         def of_row(row: Batch) -> Released:
             return (self.problem.dual_statistics(x, row),)
 
-        return self._released(self.depth, of_row, batch)[0]
+        return self._release(self.depth, of_row, batch)[0]
 
     def class_slopes(self, copies: Tensor, batch: Batch) -> Tensor:
         self._refuse("class_slopes", "gradients")
@@ -85,7 +85,7 @@ class Private(Guarded):
         def of_row(row: Batch) -> Released:
             return (self._own(level, value, row),)
 
-        found = self._released(level, of_row, batch, self._clip(level))[0]
+        found = self._release(level, of_row, batch, self._clip(level))[0]
         known = self.problem.reference(level, value)
         return found if known is None else known + found
 
@@ -95,25 +95,25 @@ class Private(Guarded):
 
         # The vector is no secret: it was released, or is made of what was.
         clip = self._clip(level) * vector.norm()
-        found = self._released(level, of_row, batch, clip)[0]
+        found = self._release(level, of_row, batch, clip)[0]
         if self.problem.reference(level, value) is None:
             return found
-        known = torch.func.vjp(lambda v: self._known(level, v), value)[1](vector)[0]
+        known = torch.func.vjp(lambda v: self._know(level, v), value)[1](vector)[0]
         return known + found
 
     def jacobian(self, level: int, value: Tensor, batch: Batch) -> Tensor:
         def of_row(row: Batch) -> Released:
             return (torch.func.jacrev(lambda v: self._own(level, v, row))(value),)
 
-        found = self._released(level, of_row, batch, self._clip(level))[0]
+        found = self._release(level, of_row, batch, self._clip(level))[0]
         if self.problem.reference(level, value) is None:
             return found
-        return torch.func.jacrev(lambda v: self._known(level, v))(value) + found
+        return torch.func.jacrev(lambda v: self._know(level, v))(value) + found
 
     def _clip(self, level: int) -> float:
         return self.oracle.row_clip * self.problem.row_scale(level)
 
-    def _known(self, level: int, value: Tensor) -> Tensor:
+    def _know(self, level: int, value: Tensor) -> Tensor:
         known = self.problem.reference(level, value)
         assert known is not None
         return known
@@ -123,7 +123,7 @@ class Private(Guarded):
         found, known = self.problem.inner(level, value, row), self.problem.reference(level, value)
         return found if known is None else found - known
 
-    def _released(
+    def _release(
         self,
         level: int,
         of_row: Callable[[Batch], Released],
@@ -132,7 +132,7 @@ class Private(Guarded):
         scales: Sequence[float] | None = None,
     ) -> Released:
         """The mean over rows of clipped vectors, in parts that each have a scale, with noise."""
-        call = self._counted(level)
+        call = self._count(level)
         clip = self.oracle.row_clip if clip is None else clip
         total = clipped_sum(of_row, batch, clip, scales)
         spread = self.noise * clip * batch.weight.amax()
@@ -143,7 +143,7 @@ class Private(Guarded):
             for part, own, scale in zip(total, noise, scales or (1.0,) * len(total), strict=True)
         )
 
-    def _counted(self, level: int) -> int:
+    def _count(self, level: int) -> int:
         self.releases[level - 1] += 1
         limit = self.oracle.limit
         if limit is not None and self.releases[level - 1] > limit[level - 1]:

@@ -67,7 +67,7 @@ class Robust(Classifier):
     def project_y(self, y: Tensor, /) -> Tensor:
         return self._project(y)
 
-    def moved(self, y: Tensor, features: Tensor) -> Tensor:
+    def shift(self, y: Tensor, features: Tensor) -> Tensor:
         """The inputs, shifted by y."""
         if tuple(features.shape[1:]) != self.shape:
             raise ValueError(
@@ -77,7 +77,7 @@ class Robust(Classifier):
         return features + y.reshape(self.shape)
 
     def outer(self, value: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        return batch.mean(self.losses(value, self.moved(y, batch.features), batch))
+        return batch.mean(self.losses(value, self.shift(y, batch.features), batch))
 
     def losses(self, x: Tensor, features: Tensor, batch: Batch) -> Tensor:
         if self.loss == "cross_entropy":
@@ -93,7 +93,7 @@ class Robust(Classifier):
         if question != "right":
             return super().answer(question, vectors, batch)
         x, y, moments = vectors[0], vectors[1], self.network_moments(vectors)
-        inputs = (batch.features, self.moved(y, batch.features))
+        inputs = (batch.features, self.shift(y, batch.features))
         right = [self.correct(x, moments, rows, batch.labels).sum() for rows in inputs]
         return (torch.stack([*right, right[0].new_tensor(len(batch.labels))]),)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedminimax.blocks.vectors import transformed
+from fedminimax.blocks.vectors import is_transformed
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ class DifferentiatedTwice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         own, kwargs, found = _OWN.get(func), kwargs or {}, None
-        if own and args and args[0].device.type == "cpu" and not transformed():
+        if own and args and args[0].device.type == "cpu" and not is_transformed():
             found = None if torch.is_autocast_enabled("cpu") else own(*args, **kwargs)
         return func(*args, **kwargs) if found is None else found
 

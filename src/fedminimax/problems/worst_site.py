@@ -37,7 +37,7 @@ class WorstSite(WorstGroup):
         self._names: Sequence[str] = ()
 
     def rows_from(self, clients: Sequence[Sequence[Any]], draw: int = 0) -> Sequence[Sequence[Any]]:
-        return numbered(clients)
+        return add_numbers(clients)
 
     def group(self, batch: Batch) -> Tensor:
         if len(batch.rows) < 3:
@@ -53,12 +53,12 @@ class WorstSite(WorstGroup):
         known._names = ask.names
         return known
 
-    def named(self, group: int) -> str:
+    def group_name(self, group: int) -> str:
         """The client's name if each client is a site, else the number of the site."""
         return self._names[group] if len(self._names) == self.groups else str(group)
 
 
-def numbered(clients: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+def add_numbers(clients: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     """The rows of each client with the client's number as a further column.
 
     >>> numbered([(np.ones((2, 1)), np.zeros(2)), (np.ones((1, 1)), np.ones(1))])[1][2]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import form_of, leaves, rebuilt
+from fedminimax.blocks.trees import form_of, leaves, rebuild
 from fedminimax.config import ConfigError
 from fedminimax.data.batches import rows_used
 from fedminimax.data.clients import Clients
@@ -209,7 +209,7 @@ class SiteBackend(Backend):
         def check(name: str, reply: Message) -> str | None:
             if wrong := _without_digest(reply):
                 return wrong
-            found = rebuilt(encoded, [reply.vectors[n] for n in named])
+            found = rebuild(encoded, [reply.vectors[n] for n in named])
             if wrong := job.messages.check(found, expected):
                 return wrong
             ups[name] = job.messages.decode(found, expected, job.clock)
@@ -258,7 +258,7 @@ class SiteBackend(Backend):
 
         names = self._exchange(job, words, check)
         total = [reduce(operator.add, (replies[name][field] for name in names)) for field in words]
-        mean = reducer.whole(rebuilt(like, total), like)
+        mean = reducer.whole(rebuild(like, total), like)
         return job.messages.decode(mean, expected, job.clock)
 
     def reduce(self, job: PhaseJob, found: ClientResult) -> Reduced:

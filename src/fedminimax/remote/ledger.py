@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedminimax.config import ConfigError
-from fedminimax.engine.state.lock import locked
+from fedminimax.engine.state.lock import lock_folder
 
 FILE, HEAD, SECRET = "ledger.jsonl", "ledger.head", "ledger.secret"
 START = "0" * 64
@@ -48,7 +48,7 @@ class Release:
     call: str
     noise: float
     passes: int = 1
-    whole: int = 0
+    finish: int = 0
     first: int = 0
     steps: int = 0
     each: tuple[int, ...] = ()

@@ -20,7 +20,7 @@ from fedminimax.data.clients import Clients
 from fedminimax.data.encoding import Encoder
 from fedminimax.data.prepare import inputs_table, scaled
 from fedminimax.data.sites import Schema
-from fedminimax.data.statistics import Standardiser, fit_sums, ranged
+from fedminimax.data.statistics import Standardiser, fit_sums, from_ranges
 from fedminimax.experiment import SPLITS, batches, make_problem
 from fedminimax.messages.secure.fixed_point import added_answers, answer_of, words_like
 from fedminimax.remote.backend import SiteQuery, zero_rows
@@ -208,7 +208,7 @@ def _standardiser(
     """From public ranges, or from two sums of moments; `counted` is told the rows that each site's
     are of."""
     if experiment.split.ranges:
-        return ranged(schema, experiment.split.ranges)
+        return from_ranges(schema, experiment.split.ranges)
     columns = schema.features
     form = {"moments": torch.zeros(3, len(columns), dtype=torch.float64)}
 

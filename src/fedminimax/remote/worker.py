@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import built, form_of, leaves
+from fedminimax.blocks.trees import build_tree, form_of, leaves
 from fedminimax.engine.executors.debug import run_client
 from fedminimax.engine.job import PhaseJob, keeping, kept_type, stack
-from fedminimax.engine.round import Federation, guarded, init_new_clients, with_message_state
+from fedminimax.engine.round import Federation, guard, init_new_clients, with_message_state
 from fedminimax.engine.state import checkpoint
-from fedminimax.engine.state.lock import locked
+from fedminimax.engine.state.lock import lock_folder
 from fedminimax.engine.state.store import Store
 from fedminimax.messages.secure.masked import Masked
 from fedminimax.remote.masking import SiteMasks
@@ -79,10 +79,10 @@ class States:
         for name, tensor in tensors.items():
             owner, _, rest = name.partition(".")
             parts[owner][rest] = tensor
-        kept = built(about["kept"], parts["kept"])
+        kept = build_tree(about["kept"], parts["kept"])
         reply = Message(about["reply"], parts["reply"])
         stages = {
-            kind: built(form, parts["stages"], kind) for kind, form in about["stages"].items()
+            kind: build_tree(form, parts["stages"], kind) for kind, form in about["stages"].items()
         }
         return State(Key(*about["key"]), about["call"], kept, stages, reply)
 
@@ -140,7 +140,7 @@ class Worker:
         """The site's part of a phase; asked again, the same reply, unless it is wanted anew."""
         # An engine may carry out a call that was given up beside the one that replaced it, in
         # another thread, or in a process that was left over. Whose turn it is, the disk says.
-        with locked(self.states.folder, WAIT):
+        with lock_folder(self.states.folder, WAIT):
             about = message.about
             self._check_turn(about["call"])
             start = _key(about["accepted"].get(self.name))
@@ -245,7 +245,7 @@ class Worker:
             weights=torch.ones(1, dtype=torch.float64),
             messages=federation.messages,
         )
-        job = guarded(federation, job)
+        job = guard(federation, job)
         stages = {} if before is None else dict(before.stages)
         first = federation.initial_state(job) if federation.messages.keeps else None
         if first is not None:
@@ -279,7 +279,7 @@ class Worker:
         told by the message: a server may have more to say later than at first."""
         problem, algorithm = self.federation.problem, self.federation.algorithm
         like = phase.broadcast(algorithm.init_server(problem, problem.start()), clock)
-        down = built(message.about["form"], message.vectors)
+        down = build_tree(message.about["form"], message.vectors)
         if down._fields != like._fields:
             raise SiteError(
                 f"the call of round {int(clock.round)}, phase {int(clock.phase)}, holds "

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedminimax.blocks.trees import built, flat, form_of, leaves, rebuilt, tree_map
+from fedminimax.blocks.trees import build_tree, flat, form_of, leaves, rebuild, tree_map
 from fedminimax.data.clients import Clients
 from fedminimax.engine.backends.base import Backend
 from fedminimax.engine.backends.local import Local
@@ -77,7 +77,7 @@ def rank() -> int:
 
 
 @contextmanager
-def joined(timeout: float = TIMEOUT) -> Iterator[Backend]:
+def join_processes(timeout: float = TIMEOUT) -> Iterator[Backend]:
     """The backend of a program that torchrun may have started: all of its processes, or this one.
 
     A process that has not heard from the others for `timeout` seconds gives up.
@@ -177,7 +177,7 @@ class Torchrun(Backend):
             forms = json.loads(self.text_of(busy[0], json.dumps([_form(own), _form(like)])))
             if not here:
                 own, like = (_blank(form, job.clock.round.device) for form in forms)
-        arrived = reducer.whole(self._sum_of(own), like)
+        arrived = reducer.finish(self._sum_of(own), like)
         return Reduced(arrived, job.held, any(numbers[1] for numbers in told))
 
     def _gather_replies(self, job: PhaseJob, found: ClientResult, place: str) -> Reduced:
@@ -196,7 +196,7 @@ class Torchrun(Backend):
         # In client order, whichever process has which.
         order = joined.pop(" ").argsort(stable=True)
         weights, device = joined.pop("")[order], job.clock.round.device
-        ups = built(form, {n: v[order].to(device) for n, v in joined.items()})
+        ups = build_tree(form, {n: v[order].to(device) for n, v in joined.items()})
         arrived, held = job.messages.reduce(job.held, job.down, ups, weights, job.clock)
         return Reduced(arrived, held, any(numbers[0] for numbers in told))
 
@@ -209,7 +209,7 @@ class Torchrun(Backend):
             apart = joined.split([parts[p].numel() for p in places])
             for number, part in zip(places, apart, strict=True):
                 parts[number] = part.reshape(parts[number].shape)
-        return rebuilt(own, parts)
+        return rebuild(own, parts)
 
     def initial_state(self, job: PhaseJob) -> InitialState:
         own = initial_state(job) if len(job.cohort) else None
@@ -224,7 +224,7 @@ class Torchrun(Backend):
         told = self.share("the cost", cost.gradients, cost.rows)
         return cost._replace(gradients=sum(n[0] for n in told), rows=sum(n[1] for n in told))
 
-    def gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         own = {name: value for name, value in tensors.items() if name.startswith("client.")}
         content = b"" if self.leads else _pack(own)
         sizes = [told[0] for told in self.share("a checkpoint", len(content))]

@@ -140,7 +140,7 @@ class Choice(NamedTuple):
 
 def fastest(job: PhaseJob, cores: int) -> Choice:
     """The executor and number of threads that take a step of this phase in the least time."""
-    once = job.limited(1)
+    once = job.limit(1)
     timed: list[Choice] = []
     for name, threads in dict.fromkeys(
         [("vectorised", 1), ("vectorised", cores), ("threads", cores)]
@@ -157,10 +157,10 @@ def fastest(job: PhaseJob, cores: int) -> Choice:
             continue
         finally:
             executor.close()
-    return _settled(timed)
+    return _settle(timed)
 
 
-def _settled(timed: list[Choice]) -> Choice:
+def _settle(timed: list[Choice]) -> Choice:
     """The fastest. The last bits depend on the executor, so a close race must not be decided by
     noise. Where a step is long, or all clients at once on one core are far behind, arithmetic
     decides, and threads wait least."""

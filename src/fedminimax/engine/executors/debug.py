@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedminimax.blocks.parted import whole
+from fedminimax.blocks.parted import join_parts
 from fedminimax.blocks.trees import tree_map
 from fedminimax.engine.job import (
     ClientError,
@@ -28,7 +28,7 @@ class Debug(Executor):
 
 def run_client(job: PhaseJob, position: int) -> ClientResult:
     """A whole phase of one client."""
-    return tree_map(whole, run_in_parts(job, position))
+    return tree_map(join_parts, run_in_parts(job, position))
 
 
 def run_in_parts(job: PhaseJob, position: int) -> ClientResult:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedminimax.blocks.parted import Parted, copy_into
-from fedminimax.blocks.trees import flat, rebuilt, tree_map
+from fedminimax.blocks.trees import flat, rebuild, tree_map
 from fedminimax.engine.device import usable_cores
 from fedminimax.engine.executors.debug import run_in_parts
 from fedminimax.engine.job import ClientResult, Executor, PhaseJob
@@ -40,7 +40,7 @@ class Threads(Executor):
             return tree_map(lambda _: torch.empty(0), done)  # its form
 
         forms = list(self._pool.map(client, range(count)))
-        return rebuilt(forms[0], stacked.whole())
+        return rebuild(forms[0], stacked.stack())
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -69,10 +69,10 @@ class Stacked:
                 copy_into(rows[position], tensor)
         self._found[position] = [found[id(v)] for v in tensors]
 
-    def whole(self) -> list[Tensor]:
-        return [self._whole(place) for place in range(len(self._found[0]))]
+    def stack(self) -> list[Tensor]:
+        return [self._stack(place) for place in range(len(self._found[0]))]
 
-    def _whole(self, place: int) -> Tensor:
+    def _stack(self, place: int) -> Tensor:
         first, *others = found = [rows[place] for rows in self._found]
         if all(held is first for held in others):
             return first

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedminimax.blocks.trees import flat, rebuilt, tree_map
+from fedminimax.blocks.trees import flat, rebuild, tree_map
 from fedminimax.engine.device import threads
 from fedminimax.engine.executors.debug import Debug
 from fedminimax.engine.job import ClientResult, Executor, PhaseJob, at_step, begin, finish, step
@@ -39,12 +39,12 @@ class Vectorised(Executor):
                 raise
 
     def _run(self, job: PhaseJob) -> ClientResult:
-        steps, cohort = job.placed(job.steps), job.placed(job.cohort)
+        steps, cohort = job.to_device(job.steps), job.to_device(job.cohort)
         together = max(1, MOST_NUMBERS // max(job.draws.numbers_per_step, 1))
         state = job.kept
         for span in spans(job.most_steps, together):
             numbers = range(span.first, span.first + span.count)
-            draws = tuple(job.draws.stacked(number, job.problem.depth) for number in numbers)
+            draws = tuple(job.draws.stack(number, job.problem.depth) for number in numbers)
             state = walk(job, state, draws, span, span.first, steps, cohort)
         return state
 
@@ -97,12 +97,12 @@ def walk(
         """What vmap sees: it takes long over anything but tensors in a row."""
         nonlocal form
         clock = job.clock._replace(steps=steps, client=cohort)
-        own, batches = rebuilt(given, list(tensors))
+        own, batches = rebuild(given, list(tensors))
         form = part(own, batches, clock)
         return tuple(flat(form))
 
     found = vmap(flattened)(steps.to(job.clock.steps.dtype), cohort, *flat(given))
-    return rebuilt(form, list(found))
+    return rebuild(form, list(found))
 
 
 def _only_where(active: Tensor, new: Any, old: Any) -> Any:

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import built, form_of, leaves, tree_map
+from fedminimax.blocks.trees import build_tree, form_of, leaves, tree_map
 from fedminimax.engine.job import MESSAGES, kept_type, stack
 from fedminimax.engine.state.checkpoint import CheckpointError, DamagedError, digest_of
 from fedminimax.engine.state.row_file import Journal, RowFile, Undo, remove
@@ -171,7 +171,7 @@ class DiskStore(ClientStore):
             )
         rows = (torch.from_numpy(value).to(self._device) for value in values)
         named = dict(zip(self._names, rows, strict=True))
-        return kept_type(self.fields)(*built(self._form, named))
+        return kept_type(self.fields)(*build_tree(self._form, named))
 
     def _all(self) -> dict[int, Any]:
         found: dict[int, Any] = {}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import built, form_of, leaves, tree_map
+from fedminimax.blocks.trees import build_tree, form_of, leaves, tree_map
 from fedminimax.engine.job import MESSAGES, kept_type, row_of, stack
 
 
@@ -112,7 +112,7 @@ class ClientStore(ABC):
                 for client, own in states.items()
             }
             kind = kept_type((MESSAGES,))
-            built_states = {c: kind(built(form, own)) for c, own in named.items() if own}
+            built_states = {c: kind(build_tree(form, own)) for c, own in named.items() if own}
             self.stage(name).restore(round, built_states)
 
     def checkpointed(self, round: int) -> None:  # noqa: B027

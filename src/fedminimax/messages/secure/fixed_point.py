@@ -63,7 +63,7 @@ def encode(numbers: NDArray[np.float64], form: Format) -> Words:
         own = np.floor(rest / unit)
         rest = rest - own * unit  # exact: it is the lower bits of a double
         words[limb] = own.astype(form.dtype)
-    return np.where(scaled < 0, negated(words), words)
+    return np.where(scaled < 0, negate(words), words)
 
 
 def decode(words: Words, form: Format) -> NDArray[np.float64]:
@@ -76,7 +76,7 @@ def decode(words: Words, form: Format) -> NDArray[np.float64]:
         signed: NDArray[Any] = words[0].view(f"i{form.bits // 8}")
         return signed * 2.0**-form.exponent
     below = words[-1] >> np.array(form.bits - 1, form.dtype) == 1
-    size = np.where(below, negated(words), words)
+    size = np.where(below, negate(words), words)
     parts = [own * 2.0 ** (form.bits * limb - form.exponent) for limb, own in enumerate(size)]
     total = np.sum(parts[::-1], axis=0)
     return np.where(below, -total, total)
@@ -99,7 +99,7 @@ def add(one: Words, other: Words) -> Words:
     return total
 
 
-def negated(words: Words) -> Words:
+def negate(words: Words) -> Words:
     """What is to be added to these words to give zero."""
     ones = np.zeros_like(words)
     ones[0] = 1

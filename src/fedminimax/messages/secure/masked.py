@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import leaves, rebuilt, tree_map
+from fedminimax.blocks.trees import leaves, rebuild, tree_map
 from fedminimax.messages.secure.fixed_point import (
     LONG,
     SHORT,
@@ -72,16 +72,16 @@ class Masked(Reducer):
             there = torch.where(rows.isfinite(), rows, torch.zeros_like(rows))
             self.check(name, there)
             found.append(self._summed(there, weights).to(rows.device))
-        return rebuilt(ups, found)
+        return rebuild(ups, found)
 
-    def whole(self, total: Message, like: Message) -> Message:
+    def finish(self, total: Message, like: Message) -> Message:
         """The mean that a sum of words stands for; `like` has its form."""
         return tree_map(self._mean, total, like)
 
     def reduce(
         self, state: Any, down: Message, ups: Message, weights: Tensor, clock: Clock
     ) -> tuple[Message, Any]:
-        return self.whole(self.part(ups, weights), tree_map(_first, ups)), state
+        return self.finish(self.part(ups, weights), tree_map(_first, ups)), state
 
     def check(self, name: str, field: Tensor) -> None:
         """Refuses what is out of range."""

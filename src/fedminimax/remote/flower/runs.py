@@ -25,7 +25,7 @@ from fedminimax.config import (
     options_of,
     write_toml,
 )
-from fedminimax.engine.state.lock import locked
+from fedminimax.engine.state.lock import lock_folder
 from fedminimax.remote.calls import Faults, Transport
 from fedminimax.remote.served import Served, line_of, serve
 from fedminimax.remote.server import check_experiment
@@ -90,7 +90,10 @@ def serve_app(settings: Mapping[str, Any], transport: Transport) -> None:
     served = Served(Path(settings["home"]), settings["run"])
     served.check_unfinished()
     served.path.mkdir(parents=True, exist_ok=True)
-    with locked(served.path):  # the server of a run that was killed may still be on its way out
+    # The server of a run that was killed may still be on its way out.
+    with lock_folder(
+        served.path
+    ):  # the server of a run that was killed may still be on its way out
         served.ask_for(experiment, faults, settings["sites"].split(","))
 
     def say(record: dict[str, Any]) -> None:

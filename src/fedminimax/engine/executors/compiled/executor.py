@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedminimax.blocks.trees import flat, rebuilt
+from fedminimax.blocks.trees import flat, rebuild
 from fedminimax.engine.device import threads, usable_cores
 from fedminimax.engine.executors.compiled.graphs import (
     SERVER_STEP,
@@ -118,7 +118,7 @@ class Compiled(Executor):
                 with self.part(COMPILED):
                     returned = graph.run(given)
                     returned = graph.own(returned) if span.closes else returned
-                    state = rebuilt(graph.form, returned)
+                    state = rebuild(graph.form, returned)
         assert graph is not None
         return graph.result(job, state)
 
@@ -161,7 +161,7 @@ class Compiled(Executor):
                             return None
                         given[:moving] = after
                         break
-        ended = rebuilt(graph.form, [*graph.own(given[:moving]), torch.stack(flags).all()])
+        ended = rebuild(graph.form, [*graph.own(given[:moving]), torch.stack(flags).all()])
         return graph.result(job, ended)
 
     def _in_groups(self, job: PhaseJob, clocks: Clock, parts: list[Group]) -> PhaseResult | None:
@@ -186,7 +186,7 @@ class Compiled(Executor):
                 play = partial(grouped.play, _contiguous(server), clock, index, last)
                 with self.part(COMPILED):
                     *average, finite = map(torch.stack, zip(*self._map(play, parts), strict=True))
-                whole = rebuilt(graph.form.average, average)
+                whole = rebuild(graph.form.average, average)
                 ended = self._server_step(job, ServerInputs(server, whole, finite, clock))
                 if ended is None:
                     return None
@@ -196,7 +196,7 @@ class Compiled(Executor):
                 alike = _like(server.method, job) and _shapes(moved) == before
                 if not (last or alike):
                     return None  # the next round is of another kind
-        kept = rebuilt(graph.form.kept, grouped.whole.tensors)
+        kept = rebuild(graph.form.kept, grouped.whole.tensors)
         return graph.result(job, PhaseEnd(server, kept, torch.stack(flags).all()))
 
     def _server_step(self, job: PhaseJob, closing: ServerInputs) -> PhaseEnd | None:
@@ -206,7 +206,7 @@ class Compiled(Executor):
         if graph is None:
             return None
         with self.part(COMPILED):
-            return rebuilt(graph.form, graph.own(graph.run(found)))
+            return rebuild(graph.form, graph.own(graph.run(found)))
 
     def _parts(self, job: PhaseJob) -> list[Group]:
         """The groups in which clients go through a phase; none, if they are better off together."""

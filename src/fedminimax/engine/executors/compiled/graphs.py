@@ -19,7 +19,7 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedminimax.blocks.trees import flat, rebuilt, tree_map
+from fedminimax.blocks.trees import flat, rebuild, tree_map
 from fedminimax.data.batches import Source
 from fedminimax.engine.executors.compiled.chained import play
 from fedminimax.engine.executors.compiled.groups import Group
@@ -28,8 +28,8 @@ from fedminimax.engine.executors.compiled.rates import with_rates
 from fedminimax.engine.executors.compiled.rewrites import SMALL
 from fedminimax.engine.executors.vectorised import Span, walk
 from fedminimax.engine.job import PhaseJob, PhaseResult, bad_field
-from fedminimax.messages.stage import MessageState, bytes_of, weighted
-from fedminimax.types import Clock, Phase, Problem, whole
+from fedminimax.messages.stage import MessageState, bytes_of, weighted_mean
+from fedminimax.types import Clock, Phase, Problem, integer
 
 Compiler = Callable[[GraphModule, list[Tensor]], Call]
 
@@ -60,8 +60,8 @@ class Inputs(NamedTuple):
         if len(source.index) > span.count:
             own = source.index[span.first : span.first + span.count]
             source = source._replace(index=own)
-        steps, cohort = job.placed(job.steps), job.placed(job.cohort)
-        place = whole(span.first), job.clock
+        steps, cohort = job.to_device(job.steps), job.to_device(job.cohort)
+        place = integer(span.first), job.clock
         server = AtServer(job.server, job.held)
         return Inputs(server, state, source, *place, steps, cohort, job.weights)
 
@@ -225,7 +225,7 @@ def trace(job: PhaseJob, span: Span, inputs: Inputs | ServerInputs) -> Traced:
 
     def operations(*tensors: Tensor) -> list[Tensor]:
         nonlocal form, bytes_up, bytes_down
-        given: Inputs | ServerInputs = rebuilt(inputs, list(tensors))
+        given: Inputs | ServerInputs = rebuild(inputs, list(tensors))
         phase = with_rates(job.phase, given.rates)
         server, held = given.server
         own = replace(job, phase=phase, server=server, held=held, clock=given.clock)
@@ -235,7 +235,7 @@ def trace(job: PhaseJob, span: Span, inputs: Inputs | ServerInputs) -> Traced:
             form = PhaseEnd(new, (), finite & given.finite.all())
             return _rows(form)
         depth = job.problem.depth
-        draws = tuple(given.source.stacked(number, depth) for number in range(span.count))
+        draws = tuple(given.source.stack(number, depth) for number in range(span.count))
         form = walk(own, given.state, draws, span, given.first, given.steps, given.cohort)
         if span.closes:
             arrived, sent = _mean(form.up, given.weights), form.up
@@ -277,7 +277,7 @@ def _mean(up: Any, weights: Tensor) -> Any:
 
     def average(field: Tensor) -> Tensor:
         if field.nbytes > SMALL:
-            return weighted(field, weights)
+            return weighted_mean(field, weights)
         return (weights.to(field).reshape(-1, *([1] * (field.dim() - 1))) * field).sum(0)
 
     return tree_map(average, up)

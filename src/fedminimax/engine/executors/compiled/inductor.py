@@ -21,10 +21,10 @@ from fedminimax.engine.executors.compiled.rewrites import (
     PRODUCTS,
     SMALL,
     in_parts,
-    inserted,
+    insert,
     once,
     operation,
-    summed,
+    sum_early,
     tensors,
 )
 
@@ -61,7 +61,7 @@ def rewritten(module: fx.GraphModule, given: list[Tensor]) -> fx.GraphModule:
     # What the problem holds is real, beside inputs of which only the shape counts.
     lower = make_fx(module, select_decomp_table(), "fake", _allow_non_fake_inputs=True)
     lowered = lower(*given)
-    for rewrite in (in_parts, once, summed):
+    for rewrite in (in_parts, once, sum_early):
         rewrite(lowered.graph)
     return lowered
 
@@ -135,7 +135,7 @@ def _compiled_small(lowered: fx.GraphModule, given: list[Tensor]) -> Code:
     for node in end.args[0]:
         made = node.op == "call_function" and not getattr(node.target, "is_view", True)
         made = made and node not in returned
-        returned.append(node if made else inserted(graph, node, torch.ops.aten.clone.default, end))
+        returned.append(node if made else insert(graph, node, torch.ops.aten.clone.default, end))
     end.args = (returned,)
     return _compile(lowered, given, on_stack=True)
 

@@ -121,12 +121,12 @@ def once(graph: fx.Graph) -> None:
         late.add(node)
         wide = [user for user in node.users if sizes.get(user, 0) > 1]
         if wide:
-            held = inserted(graph, node, torch.ops._inductor_test.realize.default, node.next)
+            held = insert(graph, node, torch.ops._inductor_test.realize.default, node.next)
             for user in wide:
                 user.replace_input_with(node, held)
 
 
-def summed(graph: fx.Graph) -> None:
+def sum_early(graph: fx.Graph) -> None:
     """A sum that is needed only after the next product of matrices is written down where its terms
     are at hand: the compiler would keep all terms for as long, and read them again."""
     products, before = 0, {}
@@ -140,12 +140,12 @@ def summed(graph: fx.Graph) -> None:
         # Products and what is returned have it written down in any case.
         users = [u for u in node.users if u.op != "output" and operation(u) not in PRODUCTS]
         if users and all(before[user] > before[node] for user in node.users):
-            held = inserted(graph, node, torch.ops._inductor_test.realize.default, node.next)
+            held = insert(graph, node, torch.ops._inductor_test.realize.default, node.next)
             for user in users:
                 user.replace_input_with(node, held)
 
 
-def inserted(graph: fx.Graph, of: fx.Node, target: Any, before: fx.Node) -> fx.Node:
+def insert(graph: fx.Graph, of: fx.Node, target: Any, before: fx.Node) -> fx.Node:
     with graph.inserting_before(before):
         node = graph.call_function(target, (of,))
     node.meta = dict(of.meta)
