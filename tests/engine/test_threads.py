@@ -13,7 +13,7 @@ def test_what_stands_twice_is_stacked_once():
     for position in range(2):
         sent = torch.full((3,), float(position))
         stacked.put(position, [sent, sent + 10, sent])
-    first, other, again = stacked.whole()
+    first, other, again = stacked.stack()
     assert again is first
     assert first[:, 0].tolist() == [0, 1]
     assert other[:, 0].tolist() == [10, 11]
@@ -25,7 +25,7 @@ def test_clients_of_which_only_some_return_a_tensor_twice_keep_what_is_theirs():
     stacked.put(0, [one, one])
     stacked.put(1, [two, two + 10])
     stacked.put(2, [three, three])
-    first, second = stacked.whole()
+    first, second = stacked.stack()
     assert first[:, 0].tolist() == [0, 1, 2]
     assert second[:, 0].tolist() == [0, 11, 2]
 
@@ -35,7 +35,7 @@ def test_what_clients_keep_unchanged_is_not_copied():
     stacked = Stacked(2, [before])
     for position in range(2):
         stacked.put(position, [before[position], before[position] + 10])
-    kept, new = stacked.whole()
+    kept, new = stacked.stack()
     assert kept is before
     assert new.tolist() == (before + 10).tolist()
 
@@ -45,7 +45,7 @@ def test_what_only_some_clients_keep_unchanged_is_theirs():
     stacked = Stacked(2, [before])
     stacked.put(0, [before[0]])
     stacked.put(1, [before[1] + 10])
-    (kept,) = stacked.whole()
+    (kept,) = stacked.stack()
     assert kept.tolist() == [[0, 1, 2], [13, 14, 15]]
     assert before.tolist() == [[0, 1, 2], [3, 4, 5]]
 
@@ -55,7 +55,7 @@ def test_a_kept_matrix_that_is_turned_is_another_one():
     stacked = Stacked(2, [before])
     for position in range(2):
         stacked.put(position, [before[position].T])
-    (kept,) = stacked.whole()
+    (kept,) = stacked.stack()
     assert torch.equal(kept, before.transpose(1, 2))
 
 
@@ -64,7 +64,7 @@ def test_a_vector_in_parts_is_a_row():
     for position in range(2):
         sent = Parted([torch.full((2,), float(position)), torch.ones(1)])
         stacked.put(position, [sent, sent])
-    first, again = stacked.whole()
+    first, again = stacked.stack()
     assert again is first
     assert first.tolist() == [[0, 0, 1], [1, 1, 1]]
 

@@ -114,7 +114,7 @@ def test_an_error_that_nobody_expected_is_told(asked, tmp_path, capsys):
 
 
 def test_a_run_that_another_process_serves_is_left_alone(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "locked", functools.partial(lock_folder, seconds=0.0))
+    monkeypatch.setattr(module, "lock_folder", functools.partial(lock_folder, seconds=0.0))
     with lock_folder(asked.path):
         ended = serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
     assert "another process is at work in" in ended["outcome"]

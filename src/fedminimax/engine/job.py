@@ -26,7 +26,7 @@ from fedminimax.data.batches import Draws
 from fedminimax.engine.profile import no_timing
 from fedminimax.messages.stage import Kept, Messages, MessageState, bytes_of
 from fedminimax.problems.private import Oracle
-from fedminimax.types import Clock, Draw, Phase, Problem, join_parts
+from fedminimax.types import Clock, Draw, Phase, Problem, integer
 
 MESSAGES = "messages"  # the field of what a client keeps for the stages of its messages
 
@@ -300,7 +300,7 @@ def keeping(kind: Any, client: Any, messages: Kept = ()) -> Any:
 
 
 def at_step(clock: Clock, number: int | Tensor) -> Clock:
-    step = number if isinstance(number, Tensor) else join_parts(number, clock.step.device)
+    step = number if isinstance(number, Tensor) else integer(number, clock.step.device)
     return clock._replace(step=step, iteration=clock.iteration + number)
 
 

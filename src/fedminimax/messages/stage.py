@@ -142,7 +142,7 @@ class Reducer:
     """Makes one value of the replies of a cohort.
 
     A linear one is a weighted sum: groups of clients and processes each add up their own `part`,
-    and `whole` makes the mean of the sum of these. One that is not linear gets all replies in one
+    and `finish` makes the mean of the sum of these. One that is not linear gets all replies in one
     place.
     """
 

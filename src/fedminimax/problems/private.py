@@ -190,7 +190,7 @@ def _parts(batch: Batch, of_row: Callable[[Batch], Released]) -> Any:
     count = len(batch.weight)
     row = Batch(tuple(c[:1] for c in batch.rows), batch.weight[:1], batch.weight[:0])
     size = count
-    if count > _FEW and not exact.transformed():
+    if count > _FEW and not exact.is_transformed():
         numbers = sum(part.numel() for part in of_row(row))
         size = max(_FEW, min(count, _NUMBERS // max(1, numbers)))
     for first in range(0, count, size):

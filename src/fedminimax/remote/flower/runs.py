@@ -91,9 +91,7 @@ def serve_app(settings: Mapping[str, Any], transport: Transport) -> None:
     served.check_unfinished()
     served.path.mkdir(parents=True, exist_ok=True)
     # The server of a run that was killed may still be on its way out.
-    with lock_folder(
-        served.path
-    ):  # the server of a run that was killed may still be on its way out
+    with lock_folder(served.path):
         served.ask_for(experiment, faults, settings["sites"].split(","))
 
     def say(record: dict[str, Any]) -> None:
