@@ -62,6 +62,7 @@ def pull_slope(
 
 
 def with_slope(method: Any, k: int, client: Any, slope: Tensor, clock: Clock) -> Any:
+    """The client with a new gradient in inner^k; for k = 0 with the momentum moved towards it."""
     if k:
         return slope_in(k).put(client, slope)
     weight = at(method.lr, clock) * at(method.primal_rate, clock)

@@ -30,6 +30,7 @@ def check_settings(owner: str, rate: Rate, projection: str, radius: Any) -> None
 
 
 def project(projection: Projection, radius: float, vector: Tensor) -> Tensor:
+    """Pi of the box: onto the ball of this radius, a third of the vector, or the vector itself."""
     if projection == "ball":
         return ball(radius)(vector)
     return vector / 3 if projection == "third" else vector

@@ -22,6 +22,7 @@ class Server(NamedTuple):
 
 
 def check_smoothing(owner: str, smoothing: float, anchor_rate: Rate) -> None:
+    """Refuses a pull or a rate of the anchor with which no run can begin."""
     if not (math.isfinite(smoothing) and smoothing >= 0):
         raise ValueError(f"{owner}: smoothing is {smoothing!r}; give a finite number of at least 0")
     if at_first(anchor_rate) > 1:

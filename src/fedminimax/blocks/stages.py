@@ -45,4 +45,5 @@ def check_growth(stage_growth: float, local_steps_growth: float) -> None:
 
 
 def round_half_up(number: float) -> int:
+    """The nearest whole number; of two equally near, the larger."""
     return int(number + 0.5)

@@ -113,6 +113,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def safe_name(place: Path) -> str:
+    """A name for a site or a folder, from that of a file, in letters that every system takes."""
     name = stem(place) if place.is_file() else place.resolve().name
     return re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "mine"
 

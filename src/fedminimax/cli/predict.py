@@ -147,6 +147,7 @@ def predict_labels(
 
 
 def note(sentence: str) -> None:
+    """Prints a remark beside the output."""
     print(f"note: {sentence}", file=sys.stderr)
 
 

@@ -93,6 +93,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def tell(text: str) -> None:
+    """Prints a line at once."""
     print(text, flush=True)
 
 

@@ -130,6 +130,7 @@ def csv_rows(file: str, text: str, first: int = 1) -> Iterator[tuple[int, list[s
 
 
 def text_of(data: Data) -> str:
+    """The text of a file's bytes, without a byte-order mark."""
     return bytes(data).decode("utf-8-sig")
 
 
@@ -249,6 +250,7 @@ def _is_well_quoted(data: Data) -> bool:
 
 
 def parquet_names(file: Path) -> list[str]:
+    """The names of a Parquet file's columns."""
     return [name.strip() for name in _parquet(file).schema_arrow.names]
 
 

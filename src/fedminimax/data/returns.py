@@ -73,6 +73,7 @@ def dealt(
 
 
 def check_partition(partition: str, clients: int) -> None:
+    """Refuses a way to deal out days that is not known, or a number of clients below 1."""
     if partition not in get_args(Partition):
         known = " or ".join(map(repr, get_args(Partition)))
         raise DataError(f"partition is {partition!r}; use {known}.")

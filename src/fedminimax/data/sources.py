@@ -133,6 +133,7 @@ def digest(file: Path | Readable, kind: str) -> str:
 
 
 def matches(file: Path | Readable, wanted: str) -> bool:
+    """Whether the file has this checksum, which begins with the name of its algorithm."""
     return digest(file, wanted.partition(":")[0]) == wanted
 
 

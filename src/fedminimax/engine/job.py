@@ -206,6 +206,7 @@ class RunningClient(NamedTuple):
 
 
 def begin(job: PhaseJob, kept: Any, clock: Clock) -> RunningClient:
+    """The client at the start of a phase: what the server sent, beside what the client has kept."""
     messages: Kept = ()
     if MESSAGES in kept._fields:  # which are no business of the method's
         *own, messages = kept
@@ -214,12 +215,14 @@ def begin(job: PhaseJob, kept: Any, clock: Clock) -> RunningClient:
 
 
 def step(job: PhaseJob, running: RunningClient, draw: Draw, clock: Clock) -> RunningClient:
+    """The client after one local step on its draw."""
     problem = job.problem if job.oracle is None else job.oracle.private(job.problem, clock)
     client = job.phase.local_step(problem, job.down, running.client, draw, clock)
     return RunningClient(client, running.messages)
 
 
 def finish(job: PhaseJob, running: RunningClient, clock: Clock) -> ClientResult:
+    """What the client sends and keeps at the end of its steps, after the message stages."""
     up, client = job.phase.send(job.down, running.client, clock)
     messages = running.messages
     if job.messages.stages:
@@ -255,6 +258,7 @@ def initial_state(job: PhaseJob) -> InitialState:
 
 
 def at_the_server(clock: Clock) -> str:
+    """Where a server's step is, in words."""
     return f"round {int(clock.round)}, phase {int(clock.phase)}, at the server"
 
 
@@ -300,6 +304,7 @@ def keeping(kind: Any, client: Any, messages: Kept = ()) -> Any:
 
 
 def at_step(clock: Clock, number: int | Tensor) -> Clock:
+    """The clock of a local step, from that at the start of the phase."""
     step = number if isinstance(number, Tensor) else integer(number, clock.step.device)
     return clock._replace(step=step, iteration=clock.iteration + number)
 

@@ -379,6 +379,7 @@ def with_message_state(job: PhaseJob, messages: Kept) -> PhaseJob:
 
 
 def save_message_state(store: ClientStore, job: PhaseJob, done: PhaseResult) -> None:
+    """Stores what the clients of a phase keep for its message stages."""
     if store.stages is not None and MESSAGES in done.kept._fields:
         own = kept_type((MESSAGES,))(done.kept.messages)
         store.stages[job.kind].save(job.cohort, own)
@@ -491,6 +492,7 @@ def init_new_clients(
 
 
 def phase_cost(job: PhaseJob, done: PhaseResult) -> Cost:
+    """What a phase has cost: gradients and rows at all its clients, bytes, and exchanges."""
     gradients = job.phase.gradients * job.problem.sweep_gradients
     rows = int(job.steps @ job.draws.sizes) * gradients
     exchanges = int(done.bytes_up + done.bytes_down > 0)

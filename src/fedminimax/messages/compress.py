@@ -163,6 +163,7 @@ def _sixteen_bits(scale: Tensor) -> Tensor:
 
 
 def check_share(owner: str, share: float) -> None:
+    """Refuses a share of coordinates that is not above 0 and at most 1."""
     if not 0 < share <= 1:
         raise ValueError(f"{owner}: share is {share!r}; give a number above 0 and at most 1")
 

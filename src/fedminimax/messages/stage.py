@@ -188,6 +188,7 @@ def mean(ups: Message, weights: Tensor) -> Message:
 
 
 def weighted_mean(field: Tensor, weights: Tensor) -> Tensor:
+    """The weighted mean over the first dimension, that of clients."""
     # One pass over the rows, which may be long.
     rows = field if field.dim() == 1 else field.flatten(1)
     return (weights.to(field) @ rows).reshape(field.shape[1:])

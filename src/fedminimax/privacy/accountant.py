@@ -146,6 +146,7 @@ def last_true(
 
 
 def check_epsilon(epsilon: float) -> None:
+    """Refuses an epsilon that promises nothing, or that is no number above 0."""
     if not (isinstance(epsilon, int | float) and 0 < epsilon <= MOST_EPSILON):
         raise ValueError(
             f"epsilon is {epsilon!r}; give a number above 0 and of at most {MOST_EPSILON:g}"
@@ -153,5 +154,6 @@ def check_epsilon(epsilon: float) -> None:
 
 
 def check_delta(delta: float) -> None:
+    """Refuses a delta that is not between 0 and 0.5."""
     if not (isinstance(delta, int | float) and 0 < delta < 0.5):
         raise ValueError(f"delta is {delta!r}; give a number between 0 and 0.5, such as 1e-5")

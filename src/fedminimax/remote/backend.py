@@ -311,6 +311,7 @@ def _without_digest(reply: Message) -> str | None:
 
 
 def length(vectors: dict[str, Tensor]) -> float:
+    """The Euclidean norm of all vectors together."""
     return sum(float(v.double().square().sum()) for v in vectors.values()) ** 0.5
 
 

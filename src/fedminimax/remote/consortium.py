@@ -166,6 +166,7 @@ def join(folder: Path, invitation: Path, name: str) -> Path:
 
 
 def make_request(folder: Path, known: Consortium, name: str, kind: str) -> None:
+    """Makes a key and a request to certify it, for a site, the server or an administrator."""
     role = {"role": "lead"} if kind == "admin" else {}
     who = {"name": name, "org": "consortium", "type": kind, **role}
     definition = folder / "participant.yaml"
@@ -325,6 +326,8 @@ def check_certificate(folder: Path, known: Consortium, name: str) -> None:
 
 
 def check_date(certificate: Path, remedy: str) -> None:
+    """Refuses a certificate that is not valid today; `remedy` says how to get another."""
+
     from cryptography import x509
 
     found = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -338,11 +341,14 @@ def check_date(certificate: Path, remedy: str) -> None:
 
 
 def check_port(port: int) -> None:
+    """Refuses what is no port."""
     if not 1 <= port <= 65535:
         raise ConfigError(f"the port is {port}; give one from 1 to 65535, such as 8702")
 
 
 def check_names(sites: tuple[str, ...], host: str = SERVER_NAME) -> None:
+    """Refuses names of sites that cannot be told from each other, from the server, or used in
+    paths."""
     for name in sites:
         if name.lower() in (SERVER_NAME, host.lower()):
             raise ConfigError(f"a site is called {name!r}, as the server is: give it another name")
@@ -382,6 +388,8 @@ def _flare(folder: Path, *arguments: Any) -> None:
 
 
 def fingerprint(certificate: Path) -> str:
+    """The SHA-256 hash of a certificate, as people compare it."""
+
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
 

@@ -48,7 +48,7 @@ class Release:
     call: str
     noise: float
     passes: int = 1
-    finish: int = 0
+    whole: int = 0
     first: int = 0
     steps: int = 0
     each: tuple[int, ...] = ()

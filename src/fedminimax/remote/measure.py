@@ -81,6 +81,7 @@ def _alone_per_round(folder: Path, method: str) -> float:
 
 
 def row(method: str, spent: Spent, ping: float, alone: float) -> str:
+    """A line of the table of what exchanges cost."""
     seconds = " | ".join(f"{s:.3f} s" for s in (spent.seconds, spent.calls * ping, alone))
     sizes = f"{spent.predicted:,.0f} B | {spent.messages:,.0f} B | {spent.wire:,.0f} B"
     return f"| {method} | {seconds} | {sizes} |\n"

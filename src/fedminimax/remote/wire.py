@@ -42,6 +42,7 @@ class Message(NamedTuple):
 
 
 def numbered(vectors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Vectors by their numbers, as a message names them."""
     return {str(number): vector for number, vector in enumerate(vectors)}
 
 

@@ -68,6 +68,7 @@ class LostError(PeerError):
 
 
 def started_by_torchrun() -> bool:
+    """Whether torchrun has started this process."""
     return all(name in os.environ for name in STARTED)
 
 

@@ -130,6 +130,7 @@ def flush_name(folder: Path) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The named tensors and the text of a file of this schema."""
     with _open(path) as (file, about):
         return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
 

@@ -51,6 +51,7 @@ _TOGETHER = 1024  # clients whose old rows are in memory at once
 
 
 def check_kind(kind: str) -> None:
+    """Refuses a kind of client store that there is none of."""
     if kind not in STORES:
         raise ValueError(f'store is {kind!r}; give "memory" or "disk"')
 

@@ -33,6 +33,7 @@ def sync(file) -> None:
 
 
 def remove(path: Path) -> None:
+    """Removes a file so that it stays removed after a power cut."""
     path.unlink()
     flush_name(path.parent)
 

@@ -15,9 +15,11 @@ client = ClientApp()
 
 @server.main()
 def serve_run(grid: Grid, context: Context) -> None:
+    """The server's part of the app: serves the run that its settings name."""
     serve_app(context.run_config, FlowerTransport(grid))
 
 
 @client.query()
 def answer(message: Message, context: Context) -> Message:
+    """A site's part of the app: answers one message."""
     return Message(packed(answered(context.node_config, unpacked(message))), reply_to=message)

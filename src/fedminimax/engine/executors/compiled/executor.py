@@ -331,6 +331,7 @@ def _shapes(values: list[Tensor]) -> Shapes:
 
 
 def not_compiled(error: Exception) -> str:
+    """The warning that a phase cannot be compiled, with the reason."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
         f"a phase cannot be compiled, so it is not, and the run is slower ({reason}): a method or "

@@ -43,6 +43,7 @@ def owner_of(phase: Phase) -> Algorithm | None:
 
 
 def numbers_of(algorithm: Algorithm) -> list[tuple[str, float]]:
+    """The settings of a method that are numbers, by name, without those of 0."""
     values = ((field.name, getattr(algorithm, field.name)) for field in fields(algorithm))
     # A method may leave out what has a rate of 0.
     return [(name, value) for name, value in values if isinstance(value, float) and value]

@@ -146,6 +146,7 @@ def sum_early(graph: fx.Graph) -> None:
 
 
 def insert(graph: fx.Graph, of: fx.Node, target: Any, before: fx.Node) -> fx.Node:
+    """A new node of the graph before another: `target` of `of`."""
     with graph.inserting_before(before):
         node = graph.call_function(target, (of,))
     node.meta = dict(of.meta)
@@ -153,6 +154,7 @@ def insert(graph: fx.Graph, of: fx.Node, target: Any, before: fx.Node) -> fx.Nod
 
 
 def operation(node: fx.Node) -> object:
+    """What a node calls, whatever the overload; None for other nodes."""
     return getattr(node.target, "overloadpacket", None)
 
 
