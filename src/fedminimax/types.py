@@ -461,5 +461,6 @@ class Cost(NamedTuple):
     bytes_down: int = 0
     exchanges: int = 0  # sequential: the latency of a run is this many round trips
 
+    # Unchecked: the sum of costs, not a longer tuple.
     def __add__(self, other: tuple[int, ...]) -> Cost:  # type: ignore[override]
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))

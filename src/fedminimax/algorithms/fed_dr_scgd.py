@@ -80,7 +80,7 @@ class FedDRSCGD(Algorithm[Server, Down, Client, Up]):
         check_settings(type(self).__name__, self.recursion_rate, self.projection, self.radius)
 
     @property
-    def init_batches(self) -> int:  # type: ignore[override]
+    def init_batches(self) -> int:  # type: ignore[override]  a setting decides
         return self.first_batches
 
     def init_server(self, problem: Problem, start: Point) -> Server:

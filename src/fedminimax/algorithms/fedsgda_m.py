@@ -53,7 +53,7 @@ class FedSGDAM(FourVectors):
             check_weight(type(self).__name__, name, getattr(self, name))
 
     @property
-    def init_batches(self) -> int:  # type: ignore[override]
+    def init_batches(self) -> int:  # type: ignore[override]  a setting decides
         return self.first_batches
 
     def phases(self, round: int) -> tuple[Phase, ...]:

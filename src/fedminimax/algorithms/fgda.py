@@ -97,7 +97,7 @@ class FGDA(FourVectors[Server, Down]):
             )
 
     @property
-    def init_batches(self) -> int:  # type: ignore[override]
+    def init_batches(self) -> int:  # type: ignore[override]  a setting decides
         return self.local_steps  # line 2: q samples
 
     def steps(self, round: int, client: int) -> int:

@@ -99,6 +99,7 @@ class LocalSGDMRL(LocalSGDM):
         )
         return self.phase(), estimate
 
+    # Unchecked: what travels up has more than a State.
     def send(self, down: State, client: State, clock: Clock) -> tuple[Up, State]:  # type: ignore[override]
         return Up(x=client.x, momentum=client.momentum), client
 

@@ -33,7 +33,7 @@ class Parted(Tensor):
     @staticmethod
     def __new__(cls, pieces: Sequence[Tensor]) -> Parted:
         first, sizes = pieces[0], [piece.numel() for piece in pieces]
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  not public
             cls, (sum(sizes),), dtype=first.dtype, device=first.device
         )
         made.pieces, made.sizes, made.together = list(pieces), sizes, None
@@ -57,6 +57,7 @@ class Parted(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         return self.join().numpy(force=force)
 
+    # Unchecked: torch has no public name for it.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
@@ -101,6 +102,7 @@ def split(vector: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     if held is not None and not held:
         held += [part.requires_grad_() for part in vector.detach().split(sizes)]
     alike = held is not None and [part.numel() for part in held] == list(sizes)
+    # Unchecked: `held` is a list then.
     return held if alike else vector.split(sizes)  # type: ignore[return-value]
 
 

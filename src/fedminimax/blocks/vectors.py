@@ -13,7 +13,7 @@ from fedminimax.blocks.parted import Parted, join_parts
 
 def is_transformed() -> bool:
     """Is this inside vmap, or another derivative, or being traced? If not, a client is alone."""
-    stack = torch._C._functorch.peek_interpreter_stack()  # type: ignore[attr-defined]
+    stack = torch._C._functorch.peek_interpreter_stack()  # type: ignore[attr-defined]  not public
     return torch.compiler.is_compiling() or stack is not None
 
 

@@ -42,7 +42,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server  # type: ignore[assignment]
+    server: _Server  # type: ignore[assignment]  the one that makes it
     server_version, sys_version = "fedminimax", ""
 
     def do_GET(self) -> None:

@@ -345,7 +345,7 @@ class MedMNIST(Images):
         return [*CHEST] if count == len(CHEST) else [str(number) for number in range(count)]
 
     @property
-    def source(self) -> Source:  # type: ignore[override]
+    def source(self) -> Source:  # type: ignore[override]  it depends on the options
         return MEDMNIST[self.subset]
 
     def pictures(self) -> dict[str, Pictures]:

@@ -374,6 +374,7 @@ def with_messages(
 def with_message_state(job: PhaseJob, messages: Kept) -> PhaseJob:
     """The phase, with what clients keep for the stages of their messages, stacked."""
     kind = kept_type((*job.kept._fields, MESSAGES))
+    # Unchecked: `leave` is a class of kept_type.
     leave = kept_type((*job.leave._fields, MESSAGES))  # type: ignore[attr-defined]
     return replace(job, kept=kind(*job.kept, messages), leave=leave)
 

@@ -15,6 +15,8 @@ from fedminimax.engine.state import disk_store
 from fedminimax.metrics.optimality import check_names
 from fedminimax.random import distinct, key
 
+ExecutorName = Literal["auto", "debug", "threads", "vectorised", "compiled"]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -42,7 +44,7 @@ class Settings:
     cohort: int | None = None
     allow_partial: bool = False
     engine: Literal["simulator", "distributed"] = "simulator"
-    executor: Literal["auto", "debug", "threads", "vectorised", "compiled"] = "auto"
+    executor: ExecutorName = "auto"
     dtype: Literal["float32", "float64"] | None = "float32"  # None: the problem's own
     store: Literal["memory", "disk"] = "memory"
     device: Literal["cpu", "cuda", "mps"] = "cpu"

@@ -97,7 +97,7 @@ def simulate(
         allow_partial=allow_partial,
         executor=executor,  # type: ignore[arg-type]  any text: it is checked when it is made
         dtype=_name(dtype),
-        store=store,  # type: ignore[arg-type]
+        store=store,  # type: ignore[arg-type]  as above
         device=_name(device),
         precision=_name(precision),
         evaluate_every=evaluate_every,

@@ -462,6 +462,7 @@ class FederatedClassifier(ClassifierMixin, NestedParameters):
         what = f"{len(self.labels_)} labels" if self.labels_ else f"{facts['classes']} classes"
         if not isinstance(made, nn.Module):
             with first_weights(experiment.run.seed):
+                # Unchecked: a function here, by the test above.
                 made = made(features, outputs)  # type: ignore[operator]
         if not isinstance(made, nn.Module):
             raise ValueError(

@@ -31,6 +31,7 @@ def text_columns(frame: Any) -> tuple[Column, ...] | None:
         codes = () if kind == "number" else tuple(sorted({*_cells(frame[name])} - {""}))
         if kind == "text" and not codes:
             raise DataError(f"column {name!r} of X has texts and no values: leave it out")
+        # Unchecked: one of two kinds, by the branches above.
         columns.append(Column(str(name), kind, codes))  # type: ignore[arg-type]
     return tuple(columns)
 

@@ -3,12 +3,20 @@
 The stages of a file act in the order of `STAGES`, whatever their order there; a compressor is last.
 """
 
-from fedminimax.messages.clip import Clip
-from fedminimax.messages.compress import EightBit, RandomCoordinates, TopK
-from fedminimax.messages.drift import Drift
-from fedminimax.messages.robust import CentredClipping, Median, TrimmedMean
-from fedminimax.messages.secure.masked import Masked
-from fedminimax.messages.stage import Mean, Messages, MessageState, Reducer, Stage
+from fedminimax.messages.clip import Clip as Clip
+from fedminimax.messages.compress import EightBit as EightBit
+from fedminimax.messages.compress import RandomCoordinates as RandomCoordinates
+from fedminimax.messages.compress import TopK as TopK
+from fedminimax.messages.drift import Drift as Drift
+from fedminimax.messages.robust import CentredClipping as CentredClipping
+from fedminimax.messages.robust import Median as Median
+from fedminimax.messages.robust import TrimmedMean as TrimmedMean
+from fedminimax.messages.secure.masked import Masked as Masked
+from fedminimax.messages.stage import Mean as Mean
+from fedminimax.messages.stage import Messages as Messages
+from fedminimax.messages.stage import MessageState as MessageState
+from fedminimax.messages.stage import Reducer as Reducer
+from fedminimax.messages.stage import Stage as Stage
 
 STAGES: dict[str, type[Stage]] = {
     "clip": Clip,
@@ -25,23 +33,3 @@ REDUCERS: dict[str, type[Reducer]] = {
     "median": Median,
     "centred_clipping": CentredClipping,
 }
-
-__all__ = [
-    "COMPRESSORS",
-    "REDUCERS",
-    "STAGES",
-    "CentredClipping",
-    "Clip",
-    "Drift",
-    "EightBit",
-    "Masked",
-    "Mean",
-    "Median",
-    "MessageState",
-    "Messages",
-    "RandomCoordinates",
-    "Reducer",
-    "Stage",
-    "TopK",
-    "TrimmedMean",
-]

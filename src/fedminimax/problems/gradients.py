@@ -88,6 +88,7 @@ def class_slopes(problem: Problem, copies: Tensor, batch: Batch) -> Tensor:
     """For each class, the gradient of the mean loss of its rows, each at its own x in `copies`."""
     if isinstance(problem, Guarded):
         return problem.class_slopes(copies, batch)
+    # Unchecked: the method asks for such a problem.
     losses: Callable[..., Tensor] = problem.class_losses  # type: ignore[attr-defined]
     each = torch.eye(len(copies), dtype=copies.dtype, device=copies.device)
 

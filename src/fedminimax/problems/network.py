@@ -269,6 +269,7 @@ def channels_last(rows: Tensor) -> Tensor:
 
 def _inside_vmap(rows: Tensor) -> bool:
     """Inside vmap?"""
+    # Unchecked: torch has no public name for it.
     return torch._C._functorch.is_functorch_wrapped_tensor(rows)  # type: ignore[attr-defined]
 
 

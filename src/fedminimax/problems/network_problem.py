@@ -41,6 +41,7 @@ class NetworkProblem(Problem):
         """The network's weights, and what follows them."""
         # One operation, because the derivative through a slice allocates a vector as long as x.
         own, length = self.network.length, x.shape[0]
+        # Unchecked: these are two parts.
         return (x, x[:0]) if length == own else x.split((own, length - own))  # type: ignore[return-value]
 
     def start_from(self, module: nn.Module) -> Tensor:

@@ -48,6 +48,7 @@ class Spent(NamedTuple):
     calls: int
 
     def per_round(self, longer: Spent) -> Spent:
+        # Unchecked: fields are int or float.
         return Spent(*((b - a) / (LONG - SHORT) for a, b in zip(self, longer, strict=True)))  # type: ignore[arg-type]
 
 

@@ -65,6 +65,7 @@ def problem_of(experiment: Experiment, setup: Table, least: int = 0) -> Problem:
     limit of rows per bin."""
     problem = make_problem(experiment, setup["supplied"])
     if hasattr(problem, "least_per_bin"):
+        # Unchecked: its class has that field.
         problem.least_per_bin = max(least, setup["least_per_bin"])  # type: ignore[attr-defined]
     return problem
 

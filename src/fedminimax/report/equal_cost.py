@@ -107,7 +107,7 @@ def rank(plan: Plan, lines: Sequence[Line]) -> list[Place]:
         line, records, values = read[number]
         behind = None
         if place > 1 and None not in values:
-            behind = paired_difference(values, best)  # type: ignore[arg-type]
+            behind = paired_difference(values, best)  # type: ignore[arg-type]  none is None here
         places.append(Place(place, line, budget, records, values, behind))
     return places
 

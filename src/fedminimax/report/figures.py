@@ -189,6 +189,7 @@ def _curve(plan: Plan, line: Line) -> Curve:
     length = min(map(len, line.histories))
     found = [[plan.value(history[i]) for history in line.histories] for i in range(length)]
     kept = [i for i, some in enumerate(found) if None not in some]
+    # Unchecked: nothing here is None.
     middle = [statistics.median(found[i]) for i in kept]  # type: ignore[type-var]
     return Curve(line.label, [line.histories[0][i] for i in kept], middle)
 

@@ -460,5 +460,5 @@ def _blank(form: Any, device: torch.device) -> Any:
         return torch.zeros([int(n) for n in shape], dtype=getattr(torch, kind), device=device)
     if isinstance(form, dict):
         parts = [_blank(part, device) for part in form.values()]
-        return namedtuple("Mean", form)(*parts)  # type: ignore[call-arg]
+        return namedtuple("Mean", form)(*parts)  # type: ignore[call-arg]  fields from a message
     return tuple(_blank(part, device) for part in form)

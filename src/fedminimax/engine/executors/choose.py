@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from fedminimax.engine.device import usable_cores, wait_for
 from fedminimax.engine.executors.compiled.executor import Compiled, not_compiled
@@ -14,9 +14,8 @@ from fedminimax.engine.executors.threads import Threads
 from fedminimax.engine.executors.vectorised import Vectorised
 from fedminimax.engine.job import ClientError, ClientResult, Executor, PhaseJob, PhaseResult
 from fedminimax.engine.memory import keep_freed_memory
+from fedminimax.engine.settings import ExecutorName
 from fedminimax.types import Clock
-
-NAMES = ("auto", "debug", "threads", "vectorised", "compiled")
 
 # On the reference machine, in seconds: what a call of an operation costs, and what compiling it
 # does.
@@ -46,7 +45,7 @@ def make(
             return Compiled(threads or cores)
         warnings.warn(lack, stacklevel=2)
         return Vectorised(threads)
-    raise ValueError(f"executor is {name!r}; give one of {', '.join(NAMES)}")
+    raise ValueError(f"executor is {name!r}; give one of {', '.join(get_args(ExecutorName))}")
 
 
 class Auto(Executor):
@@ -60,15 +59,15 @@ class Auto(Executor):
         self._watching: Auto | None = None  # for phases that are watched before any other was timed
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:  # type: ignore[override]  it changes when one is chosen
         return self._chosen.name if self._watching is None else self._watching.name
 
     @property
-    def threads(self) -> int:  # type: ignore[override]
+    def threads(self) -> int:  # type: ignore[override]  likewise
         return self._chosen.threads
 
     @property
-    def repeatable(self) -> int:  # type: ignore[override]
+    def repeatable(self) -> int:  # type: ignore[override]  likewise
         return self._chosen.repeatable if self._timed else 0
 
     @property

@@ -46,6 +46,7 @@ class RowFile:
         """Makes the file."""
         with open(path, "w+b", buffering=0) as file:
             about = {"descr": dtype.str, "fortran_order": False, "shape": (count, *shape)}
+            # Unchecked: numpy's stubs lack it.
             np.lib.format.write_array_header_1_0(file, about)  # type: ignore[arg-type]
             size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             file.truncate(file.tell() + size * count)

@@ -73,6 +73,7 @@ def _make(lowered: fx.GraphModule, given: list[Tensor], **settings: bool) -> Cal
     lowered.recompile()
     # Both: the setting alone leaves what calls the machine code in Python.
     with config.patch({"cpp_wrapper": True, **settings}):
+        # Unchecked: torch has no public name for it.
         return compile_fx_inner(lowered, given, cpp_wrapper=True)  # type: ignore[return-value]
 
 
@@ -151,7 +152,7 @@ def _wrap(on_stack: bool) -> Iterator[None]:
     else:
         from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu as Usual
 
-    class Wrapper(Usual):  # type: ignore[misc, valid-type]
+    class Wrapper(Usual):  # type: ignore[misc, valid-type]  a class found at run time
         @staticmethod
         def create(*given: Any, **named: Any) -> Any:
             return Wrapper()

@@ -86,6 +86,7 @@ def _takes_apart(node: fx.Node, lengths: list[int]) -> bool:
     if node.target is not _ATEN.split_with_sizes.default:
         return False
     vector, sizes, *dim = node.args
+    # Unchecked: torch.fx gives arguments no types.
     return list(sizes) == lengths and _is_last(vector, dim)  # type: ignore[arg-type]
 
 
