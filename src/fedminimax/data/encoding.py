@@ -59,7 +59,7 @@ def answer(features: np.ndarray, edges: Sequence[np.ndarray], least: int = 0) ->
 def group_values(values: np.ndarray, least: int) -> np.ndarray:
     """The values in order, those that fewer than `least` rows have at the mean of a group.
 
-    >>> grouped(np.array([0, 0, 0, 1, 3, 5, 7]), 2).tolist()
+    >>> group_values(np.array([0, 0, 0, 1, 3, 5, 7]), 2).tolist()
     [0.0, 0.0, 0.0, 2.0, 2.0, 6.0, 6.0]
     """
     values = np.sort(values).astype(np.float64)
