@@ -61,7 +61,7 @@ class WorstSite(WorstGroup):
 def add_numbers(clients: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     """The rows of each client with the client's number as a further column.
 
-    >>> numbered([(np.ones((2, 1)), np.zeros(2)), (np.ones((1, 1)), np.ones(1))])[1][2]
+    >>> add_numbers([(np.ones((2, 1)), np.zeros(2)), (np.ones((1, 1)), np.ones(1))])[1][2]
     array([1])
     """
 
