@@ -33,7 +33,7 @@ from fedminimax.engine.simulate import simulate
 from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.checkpoint import CheckpointError
 from fedminimax.engine.state.folder import RunFolder, commit_of
-from fedminimax.engine.state.lock import lock_folder
+from fedminimax.engine.state.lock import locked
 from fedminimax.engine.state.store import Store
 from fedminimax.engine.waiting import SPINS
 from fedminimax.problems.auc import AUC
@@ -940,7 +940,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, uninterrupted
 def test_a_run_that_is_under_way_is_not_gone_on_with_by_another_process(tmp_path, uninterrupted):
     folder = tmp_path / "run"
     kill_at_round(folder, 5)
-    with lock_folder(folder):
+    with locked(folder):
         second = start(folder)
         assert f"another process is at work in {folder}: stop it first" in finish(second)
     assert second.returncode != 0

@@ -10,7 +10,7 @@ from deployment import EXPERIMENTS, SITES, assert_same, in_process, simulated
 from fedminimax.cli import main
 from fedminimax.config import ConfigError
 from fedminimax.engine.state.folder import json_text
-from fedminimax.engine.state.lock import lock_folder
+from fedminimax.engine.state.lock import locked
 from fedminimax.experiment import load
 from fedminimax.remote import served as module
 from fedminimax.remote.calls import Faults
@@ -114,8 +114,8 @@ def test_an_error_that_nobody_expected_is_told(asked, tmp_path, capsys):
 
 
 def test_a_run_that_another_process_serves_is_left_alone(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "lock_folder", functools.partial(lock_folder, seconds=0.0))
-    with lock_folder(asked.path):
+    monkeypatch.setattr(module, "locked", functools.partial(locked, seconds=0.0))
+    with locked(asked.path):
         ended = serve(asked.consortium, "controls", in_process(WHICH, tmp_path))
     assert "another process is at work in" in ended["outcome"]
     assert not asked.beat()

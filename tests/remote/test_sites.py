@@ -35,7 +35,7 @@ from fedminimax.engine.executors.debug import Debug
 from fedminimax.engine.query import LocalQuery
 from fedminimax.engine.round import play_round
 from fedminimax.engine.state import checkpoint
-from fedminimax.engine.state.lock import lock_folder
+from fedminimax.engine.state.lock import locked
 from fedminimax.engine.state.store import Store
 from fedminimax.experiment import load, run_experiment
 from fedminimax.messages import Clip, Messages
@@ -281,7 +281,7 @@ def test_a_site_at_work_in_another_process_is_waited_for(kind, tmp_path, monkeyp
         if Message.from_bytes(message).about["kind"] == kind and site == "va" and next(left, 0):
             folder = tmp_path / "va" / "runs" / "run"
             folder.mkdir(parents=True, exist_ok=True)
-            with lock_folder(folder):
+            with locked(folder):
                 return handler(message)
         return handler(message)
 
@@ -297,7 +297,7 @@ def test_a_site_folder_on_flower_serves_several_runs_at_once(tmp_path):
     (tmp_path / "va").mkdir()
     write_site(tmp_path / "va", data_of(EXPERIMENTS["controls"]))
     ping = Message({"kind": "ping", "run": "r"}, {}).to_bytes()
-    with lock_folder(tmp_path / "va"):
+    with locked(tmp_path / "va"):
         reply = Message.from_bytes(answered({"site": str(tmp_path / "va")}, ping))
     assert reply.about["kind"] == "ping"
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedminimax.config import ConfigError
-from fedminimax.engine.state.lock import lock_folder
+from fedminimax.engine.state.lock import locked
 
 FILE, HEAD, SECRET = "ledger.jsonl", "ledger.head", "ledger.secret"
 START = "0" * 64

@@ -17,7 +17,7 @@ from fedminimax.config import ConfigError, Experiment, options_for, write_toml
 from fedminimax.engine.job import ClientError
 from fedminimax.engine.state.checkpoint import write_bytes
 from fedminimax.engine.state.folder import RunFolder, json_text, read_json
-from fedminimax.engine.state.lock import BusyError, lock_folder
+from fedminimax.engine.state.lock import BusyError, locked
 from fedminimax.engine.trainer import Interrupted, succeeded
 from fedminimax.remote.calls import Faults, SiteFailedError, SitesLostError, Transport
 from fedminimax.remote.consortium import Consortium
@@ -133,7 +133,7 @@ def serve(
     served = Served(consortium, name)
     try:
         # The server of a run that has lost its engine ends before long.
-        with lock_folder(served.path):
+        with locked(served.path):
             if served.ended().get("good"):
                 return served.ended()
             return _serve(served, transport, on_record)

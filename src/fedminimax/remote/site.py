@@ -20,7 +20,7 @@ from fedminimax.engine.round import Federation
 from fedminimax.engine.session import check_masked
 from fedminimax.engine.settings import Settings
 from fedminimax.engine.state.checkpoint import CheckpointError, read, write
-from fedminimax.engine.state.lock import BusyError, lock_folder
+from fedminimax.engine.state.lock import BusyError, locked
 from fedminimax.experiment import SPLITS, batches
 from fedminimax.problems.check_levels import check_levels
 from fedminimax.problems.network_problem import NetworkProblem
@@ -382,7 +382,7 @@ class Site:
         self._check_version(run, setup.about)
         folder = self._folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        with lock_folder(folder, WAIT):
+        with locked(folder, WAIT):
             if not (folder / SETUP).exists():
                 write(folder / SETUP, setup.answers, {"setup": setup.about, "rows": rows})
             answers, about = read(folder / SETUP)

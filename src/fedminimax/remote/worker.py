@@ -22,7 +22,7 @@ from fedminimax.engine.executors.debug import run_client
 from fedminimax.engine.job import PhaseJob, keeping, kept_type, stack
 from fedminimax.engine.round import Federation, guard, init_new_clients, with_message_state
 from fedminimax.engine.state import checkpoint
-from fedminimax.engine.state.lock import lock_folder
+from fedminimax.engine.state.lock import locked
 from fedminimax.engine.state.store import Store
 from fedminimax.messages.secure.masked import Masked
 from fedminimax.remote.masking import SiteMasks
@@ -140,7 +140,7 @@ class Worker:
         """The site's part of a phase; asked again, the same reply, unless it is wanted anew."""
         # An engine may carry out a call that was given up beside the one that replaced it, in
         # another thread, or in a process that was left over. Whose turn it is, the disk says.
-        with lock_folder(self.states.folder, WAIT):
+        with locked(self.states.folder, WAIT):
             about = message.about
             self._check_turn(about["call"])
             start = _key(about["accepted"].get(self.name))

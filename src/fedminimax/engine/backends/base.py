@@ -35,7 +35,7 @@ from fedminimax.engine.job import (
 from fedminimax.engine.query import CountedQuery
 from fedminimax.engine.state import disk_store
 from fedminimax.engine.state.folder import RunFolder
-from fedminimax.engine.state.lock import lock_folder
+from fedminimax.engine.state.lock import locked
 from fedminimax.engine.state.store import ClientStore
 from fedminimax.types import Cost, Problem
 
@@ -118,7 +118,7 @@ class Backend(ABC):
 
     def lock(self, folder: RunFolder) -> AbstractContextManager[Any]:
         """Keeps other processes out of the folder while the run is at work in it."""
-        return lock_folder(folder.path, 0.0) if self.leads else nullcontext()
+        return locked(folder.path, 0.0) if self.leads else nullcontext()
 
     def store(
         self,

@@ -18,7 +18,7 @@ class BusyError(ValueError):
 
 
 @contextmanager
-def lock_folder(folder: Path, seconds: float = 60.0) -> Generator[int, None, None]:
+def locked(folder: Path, seconds: float = 60.0) -> Generator[int, None, None]:
     """Locks a folder, and waits at most `seconds` for another process to release it.
 
     Where the system or its disk has no locks, nothing is locked. The lock lasts while its file

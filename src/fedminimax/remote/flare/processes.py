@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedminimax.config import ConfigError
-from fedminimax.engine.state.lock import BusyError, lock_folder
+from fedminimax.engine.state.lock import BusyError, locked
 from fedminimax.remote.consortium import (
     ADMIN,
     CONSORTIUM_VARIABLE,
@@ -159,7 +159,7 @@ def _only_one(folder: Path) -> Iterator[int]:
     file = folder / PID
     with contextlib.ExitStack() as held:
         try:
-            lock = held.enter_context(lock_folder(folder, seconds=0.0))
+            lock = held.enter_context(locked(folder, seconds=0.0))
         except BusyError as busy:
             raise ConfigError(f"{busy} (kill $(cat {file}))") from None
         try:
@@ -275,7 +275,7 @@ class Supervisor:
         with contextlib.suppress(Exception), flare_session(self.consortium) as session:
             session.abort_job(self.job)
         try:
-            with lock_folder(self.served.path, seconds=20.0):
+            with locked(self.served.path, seconds=20.0):
                 return
         except BusyError:
             # Who holds the lock is alive and the only one that beats, so the number is its own.

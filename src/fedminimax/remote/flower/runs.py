@@ -25,7 +25,7 @@ from fedminimax.config import (
     options_of,
     write_toml,
 )
-from fedminimax.engine.state.lock import lock_folder
+from fedminimax.engine.state.lock import locked
 from fedminimax.remote.calls import Faults, Transport
 from fedminimax.remote.served import Served, line_of, serve
 from fedminimax.remote.server import check_experiment
@@ -91,7 +91,7 @@ def serve_app(settings: Mapping[str, Any], transport: Transport) -> None:
     served.check_unfinished()
     served.path.mkdir(parents=True, exist_ok=True)
     # The server of a run that was killed may still be on its way out.
-    with lock_folder(served.path):
+    with locked(served.path):
         served.ask_for(experiment, faults, settings["sites"].split(","))
 
     def say(record: dict[str, Any]) -> None:
