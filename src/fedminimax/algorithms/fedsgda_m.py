@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedminimax.algorithms._tracked import FourVectors, Tracked, check_weight
+from fedminimax.algorithms._tracked import FourVectors, Momenta, Tracked, check_weight
 from fedminimax.blocks.schedules import Rate, at
 from fedminimax.blocks.storm import storm
 from fedminimax.blocks.vectors import plus
@@ -60,8 +60,23 @@ class FedSGDAM(FourVectors):
         local = self.phase(gradients=2)
         if round:
             return (local,)
-        estimates = self.first_phase(send=self.send_momenta, aggregate=self.set_momenta, steps=0)
+        estimates = self.phase(
+            broadcast=self.broadcast_point,
+            receive=self.receive_point,
+            send=self.send_momenta,
+            aggregate=self.set_momenta,
+            steps=0,
+        )
         return estimates, local
+
+    def send_momenta(self, down: Point, client: Tracked, clock: Clock) -> tuple[Momenta, Tracked]:
+        sent = Momenta(momentum_x=client.momentum_x, momentum_y=client.momentum_y)
+        return sent, client
+
+    def set_momenta(
+        self, problem: Problem, server: Tracked, mean: Momenta, clock: Clock
+    ) -> Tracked:
+        return server._replace(momentum_x=mean.momentum_x, momentum_y=mean.momentum_y)
 
     def local_step(
         self, problem: Problem, down: Tracked, client: Tracked, batch: Draw, clock: Clock

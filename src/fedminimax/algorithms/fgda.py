@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Generic, Literal, get_args
 
-from fedminimax.algorithms._tracked import (
-    Down,
-    FourVectors,
-    Server,
-    Tracked,
-    check_weight,
-    state_at,
-)
+import torch
+from typing_extensions import TypeVar
+
+from fedminimax.algorithms._tracked import Momenta, Tracked, check_weight, state_at
 from fedminimax.blocks.schedules import Rate, at
 from fedminimax.blocks.storm import storm
 from fedminimax.blocks.vectors import plus
 from fedminimax.problems.gradients import gradients
-from fedminimax.types import Clock, Draw, Phase, Point, Problem
+from fedminimax.types import Algorithm, Clock, Draw, Phase, Point, Problem
 
 Sync = Literal["track", "reaverage", "literal"]
+Server = TypeVar("Server", default=Tracked)  # AdaFGDA's hold more
+Down = TypeVar("Down", default=Tracked)
 
 
 @dataclass(frozen=True)
-class FGDA(FourVectors[Server, Down]):
+class FGDA(Algorithm[Server, Down, Tracked, Tracked], Generic[Server, Down]):
     """FGDA (Huang et al., AISTATS 2024, Algorithm 1 with A = B = I).
 
     The estimates begin as gradients on `local_steps` batches. In iteration t = 1, 2, ... a client
@@ -74,6 +72,7 @@ class FGDA(FourVectors[Server, Down]):
     dual_rate: Rate = 0.5  # alpha_{t+1}
     local_steps: int = 8  # q
     sync: Sync = "track"
+    keep: ClassVar[tuple[str, ...]] = ("momentum_x", "momentum_y")  # for the first round
     carry: ClassVar[tuple[str, ...]] = ("x", "y")  # a client's own point, for "reaverage"
     solves: ClassVar[str] = "minimax: nonconvex-PL"
     reference: ClassVar[str] = (
@@ -112,6 +111,11 @@ class FGDA(FourVectors[Server, Down]):
             return clock
         return clock._replace(iteration=clock.iteration + clock.round)
 
+    def init_server(self, problem: Problem, start: Point) -> Server:
+        none_x, none_y = torch.zeros_like(start.x), torch.zeros_like(start.y)
+        server: Any = Tracked(x=start.x, y=start.y, momentum_x=none_x, momentum_y=none_y)
+        return server
+
     def init_client(self, problem: Problem, down: Any, batch: Draw | None) -> Tracked:
         assert batch is not None
         grad = gradients(problem, Point(down.x, down.y), batch)  # line 2
@@ -121,6 +125,11 @@ class FGDA(FourVectors[Server, Down]):
         return self.add_synchronisation(
             self.phase(gradients=2) if round else self.first_phase(gradients=2)
         )
+
+    def first_phase(self, **changes: Any) -> Phase:
+        """The usual exchange, before there are averages that could travel down."""
+        first = self.phase(broadcast=self.broadcast_point, receive=self.receive_point)
+        return first._replace(**changes)
 
     def add_synchronisation(self, local: Phase) -> tuple[Phase, ...]:
         """The local steps, and what a synchronisation adds to them."""
@@ -139,6 +148,19 @@ class FGDA(FourVectors[Server, Down]):
             gradients=2,
         )
         return local, again
+
+    def broadcast_point(self, server: Any, clock: Clock) -> Point:
+        return Point(server.x, server.y)
+
+    def receive_point(self, down: Point, client: Tracked, clock: Clock) -> Tracked:
+        """The server's point, and the client's own estimates."""
+        return state_at(down, client)
+
+    def broadcast(self, server: Any, clock: Clock) -> Any:
+        return server
+
+    def receive(self, down: Any, client: Tracked, clock: Clock) -> Tracked:
+        return state_at(Point(down.x, down.y), down)
 
     def local_step(
         self, problem: Problem, down: Down, client: Tracked, batch: Draw, clock: Clock
@@ -166,13 +188,15 @@ class FGDA(FourVectors[Server, Down]):
         w = storm(client.momentum_x, grad.x, old.x, beta)  # line 16
         return Tracked(x=new.x, y=new.y, momentum_x=w, momentum_y=v)
 
-    def aggregate(self, problem: Problem, server: Server, mean: Tracked, clock: Clock) -> Server:
-        averaged: Any = server
-        return averaged._replace(**mean._asdict())  # line 5
+    def send(self, down: Down, client: Tracked, clock: Clock) -> tuple[Tracked, Tracked]:
+        return client, client
+
+    def aggregate(self, problem: Problem, server: Any, mean: Tracked, clock: Clock) -> Any:
+        return server._replace(**mean._asdict())  # line 5
 
     def synchronise(self, problem: Problem, server: Server, mean: Tracked, clock: Clock) -> Server:
         """The averages, and the move from them, which is the same for all clients."""
-        averaged: Any = self.aggregate(problem, server, mean, clock)
+        averaged = self.aggregate(problem, server, mean, clock)
         new = self.move(problem, mean, self.last_clock(clock))  # lines 7-8
         return averaged._replace(x=new.x, y=new.y)
 
@@ -190,3 +214,10 @@ class FGDA(FourVectors[Server, Down]):
         self, problem: Problem, down: Point, client: Tracked, batch: Draw, clock: Clock
     ) -> Tracked:
         return self.track(problem, client, down, batch, clock)
+
+    def send_momenta(self, down: Any, client: Tracked, clock: Clock) -> tuple[Momenta, Tracked]:
+        sent = Momenta(momentum_x=client.momentum_x, momentum_y=client.momentum_y)
+        return sent, client
+
+    def set_momenta(self, problem: Problem, server: Any, mean: Momenta, clock: Clock) -> Any:
+        return server._replace(momentum_x=mean.momentum_x, momentum_y=mean.momentum_y)
