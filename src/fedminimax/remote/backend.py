@@ -258,7 +258,7 @@ class SiteBackend(Backend):
 
         names = self._exchange(job, words, check)
         total = [reduce(operator.add, (replies[name][field] for name in names)) for field in words]
-        mean = reducer.whole(rebuild(like, total), like)
+        mean = reducer.finish(rebuild(like, total), like)
         return job.messages.decode(mean, expected, job.clock)
 
     def reduce(self, job: PhaseJob, found: ClientResult) -> Reduced:

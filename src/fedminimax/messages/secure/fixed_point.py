@@ -155,6 +155,11 @@ def answer_of(words: Tensor, like: Tensor, weighted: bool) -> Tensor:
     return numbers.to(like.device, torch.get_default_dtype())
 
 
+def words_like(answer: Tensor) -> Tensor:
+    """Words of zeros, for an answer of this shape."""
+    return torch.zeros(WIDE.limbs, answer.numel(), dtype=torch.int64)
+
+
 def answer_bytes(answer: Tensor) -> int:
     """The bytes of an answer in words."""
     return answer.numel() * WIDE.limbs * WIDE.bits // 8

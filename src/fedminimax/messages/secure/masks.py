@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedminimax.messages.secure.fixed_point import Format, Words, add, negated
+from fedminimax.messages.secure.fixed_point import Format, Words, add, negate
 
 BLOCK = 16_384  # numbers that are masked at once, in the cache of a core; all clients have the same
 
@@ -81,7 +81,7 @@ class Masks:
                 if form.limbs == 1:
                     (np.add if adds else np.subtract)(own, mask, out=own)
                 else:
-                    own[:] = add(own, mask if adds else negated(mask))
+                    own[:] = add(own, mask if adds else negate(mask))
         return hidden
 
 
