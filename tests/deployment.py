@@ -51,6 +51,18 @@ STAGES.setdefault("grid", Grid)
 ALLOW = {"stage": {"grid": "deployment:Grid"}}  # as a file of each machine says it
 SITES = ("cleveland", "hungary", "switzerland", "va")
 HEART = {"name": "heart"}
+# public ones of its columns
+RANGES = {
+    "age": [20, 90],
+    "sex": [0, 1],
+    "trestbps": [80, 200],
+    "chol": [100, 400],
+    "fbs": [0, 1],
+    "thalach": [60, 200],
+    "exang": [0, 1],
+    "oldpeak": [-2, 6],
+    "ca": [0, 3],
+}
 NETWORK = {"name": "mlp", "hidden": [4]}
 QUADRATIC = {"name": "quadratic", "clients": 4, "dimension": 3, "noise": 0.5, "rows": 12}
 LEVELS = {"name": "levels", "clients": 4, "noise": 0.3, "rows": 12, "dimension": 2, "depth": 2}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from deployment import HEART, SITES, deployed, experiment, site_file
+from deployment import HEART, RANGES, SITES, deployed, experiment, site_file
 
 from fedminimax.cli import main
 from fedminimax.config import Experiment
@@ -23,17 +23,6 @@ from fedminimax.remote.site import Site
 from fedminimax.remote.site_file import Limits, SiteFile
 from fedminimax.remote.wire import Message
 
-RANGES = {
-    "age": [20, 90],
-    "sex": [0, 1],
-    "trestbps": [80, 200],
-    "chol": [100, 400],
-    "fbs": [0, 1],
-    "thalach": [60, 200],
-    "exang": [0, 1],
-    "oldpeak": [-2, 6],
-    "ca": [0, 3],
-}
 PRIVACY = {"level": "record", "epsilon": 3.0}
 SPLIT = {"train": 0.8, "validation": 0.0, "ranges": RANGES}
 

@@ -15,6 +15,7 @@ from deployment import (
     HEART,
     LEVELS,
     NETWORK,
+    RANGES,
     SHORT,
     SITES,
     TWO_LEVELS,
@@ -42,6 +43,7 @@ from fedminimax.remote.calls import Faults, SiteFailedError
 from fedminimax.remote.flower.runs import answered
 from fedminimax.remote.identity import Identity, spoken
 from fedminimax.remote.in_process import InProcess
+from fedminimax.remote.ledger import Ledger
 from fedminimax.remote.masking import MaskError, SentLog
 from fedminimax.remote.server import check_experiment
 from fedminimax.remote.site import Site
@@ -104,6 +106,30 @@ def test_every_method_that_is_not_refused_has_the_bits_of_the_simulation(row, tm
         mine = play_round(remote, mine, type(store)(()), Debug())
         theirs = play_round(federation, theirs, store, Debug())
     assert_same_bits(mine.server, theirs.server)
+
+
+def test_noise_for_rows_goes_under_the_masks_and_what_is_sent_again_is_the_same(tmp_path):
+    """The share of positives and the steps have noise, which follows from the site's secret."""
+    which = masked(
+        experiment(HEART, "auc", {"name": "codasca", **SHORT}, rounds=2, batch_size=0),
+        problem={"name": "auc"},
+        split={"train": 0.8, "validation": 0.0, "ranges": RANGES},
+        privacy={"level": "record", "epsilon": 3.0},
+    )
+    transport, sent = in_process(which, tmp_path), []
+
+    def twice(name, content):
+        first, second = (transport.handlers[name](content) for _ in range(2))
+        sent.append(first == second)
+        return first
+
+    sites = {n: partial(twice, n) for n in SITES}
+    run = deployed(which, InProcess(sites), tmp_path)
+    assert run.outcome == "finished"
+    assert all(sent)
+    plain = run_experiment(masked(which, privacy={})).point
+    assert 0 < (run.point.x - plain.x).norm() < 100  # noise, and not what masks leave
+    assert Ledger(tmp_path / "va").spent()[0].calls == 3  # two rounds and the question
 
 
 def test_on_flower_each_call_opens_the_site_anew(tmp_path):
