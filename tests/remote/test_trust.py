@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from deployment import EXPERIMENTS, SITES, deployed, in_process
 
 from fedminimax.cli import main
 from fedminimax.config import ConfigError, Experiment
 from fedminimax.remote import audit
 from fedminimax.remote.audit import AuditError, AuditLog
-from fedminimax.remote.calls import SiteFailedError
+from fedminimax.remote.calls import Faults, SiteFailedError
 from fedminimax.remote.in_process import InProcess
 from fedminimax.remote.rows import told_moments
 from fedminimax.remote.server import run_sites
@@ -234,3 +235,61 @@ def test_nothing_is_sent_while_the_log_cannot_be_written(home, monkeypatch):
 def test_limits_below_zero_are_sentences():
     with pytest.raises(ConfigError, match=r"\[limits\] least_rows is -1; give a number"):
         Limits(least_rows=-1)
+
+
+def lying(which, home, kind, change, name="va"):
+    """Sites of which one changes its replies to calls of a kind."""
+    handlers = in_process(which, home).handlers
+    honest = handlers[name]
+
+    def lie(content):
+        reply = Message.from_bytes(honest(content))
+        return (change(reply) if reply.about["kind"] == kind else reply).to_bytes()
+
+    return InProcess({**handlers, name: lie})
+
+
+def test_a_site_that_claims_too_many_rows_is_named_before_training(tmp_path):
+    which = EXPERIMENTS["codasca"]
+
+    def claim(reply):
+        sizes = {**reply.about["sizes"], "train": 2_000_000_000}
+        return reply._replace(about={**reply.about, "sizes": sizes})
+
+    transport = lying(which, tmp_path, "sizes", claim)
+    with pytest.raises(ConfigError, match="site 'va' tells of 2000000000 training rows and would"):
+        deployed(which, transport, tmp_path)
+
+
+def test_sums_that_would_ruin_a_scale_are_named_before_training(tmp_path):
+    which = EXPERIMENTS["codasca"]
+    factors = torch.tensor([1.0, 1e4, 1e8], dtype=torch.float64)[:, None]
+
+    def swell(reply):
+        return reply._replace(vectors={"moments": reply.vectors["moments"] * factors})
+
+    transport = lying(which, tmp_path, "moments", swell)
+    with pytest.raises(ConfigError, match=r"site 'va' tells of values of .* in column 'age'"):
+        deployed(which, transport, tmp_path)
+
+
+def test_a_long_reply_is_refused_in_round_0_and_the_honest_sites_stay(tmp_path):
+    which = EXPERIMENTS["controls"]
+
+    def swell(reply):
+        return reply._replace(vectors={n: 30 * v for n, v in reply.vectors.items()})
+
+    told = []
+    transport = lying(which, tmp_path, "phase", swell)
+    run = run_sites(which, transport, SITES, tmp_path / "run", Faults("fail"), log=told.append)
+    assert "site 'va' in round 0 is refused: its length is" in run.outcome
+    assert "more than 10 times the median of this round" in run.outcome
+    assert len(told) == 1
+
+
+def test_records_tell_the_influence_of_each_site(tmp_path):
+    which = EXPERIMENTS["codasca"]
+    told = deployed(which, in_process(which, tmp_path), tmp_path).history[-1]["influence"]
+    assert set(told) == set(SITES)
+    assert sum(own["weight"] for own in told.values()) == pytest.approx(1.0)
+    assert all(own["norm"] > 0 and -1 <= own["cosine"] <= 1 for own in told.values())

@@ -181,9 +181,12 @@ def _add_run(command: argparse.ArgumentParser, timeout: float) -> None:
     command.add_argument("--timeout", type=float, default=timeout, help="seconds for an answer")
     command.add_argument("--least-replies", type=int, default=1, help="sites that a round needs")
     command.add_argument(
-        "--norm-factor", type=float, default=0.0,
-        help="refuse replies this many times longer than usual (default: any length is taken)",
+        "--norm-factor", type=float, default=10.0,
+        help="refuse replies this many times longer than the median (default: 10; 0: take any)",
     )  # fmt: skip
+    command.add_argument(
+        "--largest-share", type=float, default=0.9, help="of the weight, for a site (default: 0.9)"
+    )
 
 
 def _asked(options: argparse.Namespace, home: Path) -> tuple[str, Experiment, Faults]:
@@ -193,7 +196,13 @@ def _asked(options: argparse.Namespace, home: Path) -> tuple[str, Experiment, Fa
         raise ConfigError(f"the run is called {name!r}; use letters, digits, . - and _")
     register_allowed(home)
     experiment = Experiment.from_file(options.config, options.changes, tell_note)
-    faults = Faults(options.policy, options.timeout, options.least_replies, options.norm_factor)
+    faults = Faults(
+        policy=options.policy,
+        timeout=options.timeout,
+        least_replies=options.least_replies,
+        norm_factor=options.norm_factor,
+        largest_share=options.largest_share,
+    )
     return name, experiment, faults
 
 
@@ -331,7 +340,9 @@ def _check_rows(file: SiteFile) -> None:
 def _run(options: argparse.Namespace) -> int:
     name, experiment, faults = _asked(options, options.folder)
     served = Served(options.folder, name)
-    served.check_unfinished()
+    if (ended := served.ended()).get("good"):
+        print(f"{ended['outcome']}\nrun folder: {served.path}")
+        return 0
     served.ask_for(experiment, faults, Consortium.read(options.folder).sites)
     shown = len(RunFolder(served.path).read_history())
 

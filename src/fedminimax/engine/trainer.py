@@ -268,6 +268,7 @@ class Trainer:
             drift = dict(self.drift)
             asked += Cost(bytes_up=int(drift.pop("bytes")))
             record["optimality"] |= drift
+        record |= self.backend.notes()
         record["evaluation_bytes"] = asked.bytes_up + asked.bytes_down
         record["evaluation_gradients"] = asked.gradients
         record["evaluation_rows"] = asked.rows

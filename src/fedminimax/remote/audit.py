@@ -64,8 +64,11 @@ class AuditLog:
         if not self.file.exists() and not self.head.exists():
             return []
         found, last = read_chain(self.file)
+        # Without a head, the process was killed after the first line.
+        told = {"lines": 0, "hash": START}
         try:
-            told = json.loads(self.head.read_text(encoding="utf-8"))
+            if len(found) != 1 or self.head.exists():
+                told = json.loads(self.head.read_text(encoding="utf-8"))
             hashes = [START, *(entry["hash"] for entry in found)]
             # One line more than told: the process was killed between the two files.
             whole = last is not None and hashes[told["lines"]] == told["hash"]
@@ -81,7 +84,7 @@ class AuditLog:
     def _look(self) -> None:
         """Reads the log, if another process has written to it."""
         size = self.file.stat().st_size if self.file.exists() else 0
-        if size == self._size and (size == 0 or self.head.exists()):
+        if size == self._size:
             return
         found = self.entries()
         self._answered = Counter(_key(entry) for entry in found if entry.get("answered"))

@@ -44,7 +44,7 @@ from fedminimax.engine.trainer import succeeded
 from fedminimax.messages.secure.fixed_point import added_answers, answer_of, words_like
 from fedminimax.messages.secure.masked import Masked
 from fedminimax.messages.stage import Messages
-from fedminimax.remote.calls import Check, LeftOutError, Sites
+from fedminimax.remote.calls import Check, LeftOutError, Outliers, Sites
 from fedminimax.remote.wire import DIGEST, Message, as_json, in_order, numbered
 from fedminimax.types import Batch, Clock, Cost, Problem
 
@@ -138,6 +138,7 @@ class SiteBackend(Backend):
         self.sites, self.columns, self.masked = sites, columns, masked
         self._prepared, self._set_up, self.asked_rows = prepared, set_up, asked_rows
         self._template: ReplyTemplate | None = None
+        self.influence: dict[str, dict[str, float]] = {}  # of the last phase
 
     def executor(self, name: str, threads: int | None, rounds: int) -> Executor:
         return Debug()  # the one of the sites
@@ -203,8 +204,8 @@ class SiteBackend(Backend):
         expected = self.template.up(job)
         encoded = job.messages.encode(expected, job.clock)
         named, ups, lengths = dict(leaves(encoded)), {}, {}
-        sites, number = self.sites, int(job.clock.phase)
-        bound = sites.faults.norm_factor * sites.roster.norms.get(str(number), 0.0)
+        sites = self.sites
+        factor = sites.faults.norm_factor
 
         def check(name: str, reply: Message) -> str | None:
             if wrong := _without_digest(reply):
@@ -214,21 +215,34 @@ class SiteBackend(Backend):
                 return wrong
             ups[name] = job.messages.decode(found, expected, job.clock)
             lengths[name] = length(dict(leaves(ups[name])))
-            if bound and lengths[name] > bound:
-                return (
-                    f"its length is {lengths[name]:.4g}, more than {sites.faults.norm_factor:g} "
-                    "times the median of the round before"
-                )
             return None
+
+        def outliers(names: Sequence[str]) -> dict[str, str]:
+            bound = factor * statistics.median(lengths[name] for name in names)
+            return {
+                name: f"its length is {lengths[name]:.4g}, more than {factor:g} times the median "
+                "of this round (--norm-factor)"
+                for name in names
+                if 0 < bound < lengths[name]
+            }
 
         if self.masked:
             return ClientResult(up=self._mean(job, expected), kept=job.leave())
-        names = self._exchange(job, named, check)
-        sites.roster.found_norms[str(number)] = statistics.median(lengths[name] for name in names)
-        sent = [ups[sites.names[k]] for k in job.cohort.tolist()]
+        # Where each site sends entries of its own, lengths do not compare.
+        compared = outliers if factor and self.template.federation.algorithm.robust else None
+        self._exchange(job, named, check, compared)
+        names = [sites.names[k] for k in job.cohort.tolist()]
+        sent = [ups[name] for name in names]
+        self.influence = influence(names, sent, job)
         return ClientResult(up=stack(sent), kept=job.leave())
 
-    def _exchange(self, job: PhaseJob, named: dict[str, Tensor], check: Check) -> list[str]:
+    def _exchange(
+        self,
+        job: PhaseJob,
+        named: dict[str, Tensor],
+        check: Check,
+        outliers: Outliers | None = None,
+    ) -> list[str]:
         """Calls the cohort, whose replies the check gets; returns their names."""
         sites, round, number = self.sites, int(job.clock.round), int(job.clock.phase)
         about = {
@@ -239,7 +253,8 @@ class SiteBackend(Backend):
             "form": form_of(job.down),
         }
         names = [sites.names[k] for k in sorted(set(job.cohort.tolist()))]
-        replies = sites.exchange(names, Message(about, dict(leaves(job.down))), named, check)
+        message = Message(about, dict(leaves(job.down)))
+        replies = sites.exchange(names, message, named, check, outliers=outliers)
         for name in names:
             sites.roster.accepted[name] = [round, number, replies[name].about["digest"]]
         return names
@@ -295,6 +310,9 @@ class SiteBackend(Backend):
             sizes = rows_used(clients, cohort, batches * clients.batch_size)
         return cost + Cost(gradients=len(new) * batches * sweep, rows=int(sizes.sum()) * sweep)
 
+    def notes(self) -> dict[str, Any]:
+        return {"influence": self.influence} if self.influence else {}
+
     def checkpoint(self) -> dict[str, Any]:
         return {"sites": as_json(self.sites.roster.to_json())}
 
@@ -308,6 +326,27 @@ class SiteBackend(Backend):
 def _without_digest(reply: Message) -> str | None:
     good = DIGEST.fullmatch(str(reply.about.get("digest")))
     return None if good else "it has no digest"
+
+
+def influence(names: Sequence[str], sent: Sequence[Any], job: PhaseJob) -> dict[str, Any]:
+    """How each site's update moved the mean: its norm, its cosine with the mean, its weight."""
+    down = dict(leaves(job.down))
+
+    def update(up: Any) -> Tensor:
+        parts = [
+            (vector - down[name] if name in down and down[name].shape == vector.shape else vector)
+            for name, vector in leaves(up)
+        ]
+        return torch.cat([part.double().flatten() for part in parts])
+
+    updates = torch.stack([update(up) for up in sent])
+    weights = job.weights.double() / job.weights.double().sum()
+    mean, norms = weights @ updates, updates.norm(dim=1)
+    cosines = updates @ mean / (norms * mean.norm()).clamp_min(1e-300)
+    return {
+        name: {"norm": float(norm), "cosine": float(cosine), "weight": float(weight)}
+        for name, norm, cosine, weight in zip(names, norms, cosines, weights, strict=True)
+    }
 
 
 def length(vectors: dict[str, Tensor]) -> float:

@@ -26,6 +26,7 @@ from fedminimax.remote.wire import Message, busy, quoted
 
 MOST_ROUNDS_AWAY = 32  # between two looks for a site that stays away
 Check = Callable[[str, Message], str | None]  # what is wrong with a site's reply
+Outliers = Callable[[Sequence[str]], dict[str, str]]  # which replies do not go with the others
 
 
 class Transport(Protocol):
@@ -50,13 +51,15 @@ class Faults:
     and looks for it in later ones; "fail" stops the run. After a second wrong answer, "wait" stops
     too: time does not mend it. timeout: seconds for an answer. least_replies: with fewer sites in a
     round the run stops. norm_factor: a reply is refused if it is longer than this many times the
-    median of the round before; 0: no such bound.
+    median of its round, and sums before the run whose values are ten times that far beyond the
+    other sites'; 0: no such bound. largest_share: the most of the weight that one site may have.
     """
 
     policy: Literal["wait", "skip", "fail"] = "wait"
     timeout: float = 60.0
     least_replies: int = 1
-    norm_factor: float = 0.0
+    norm_factor: float = 10.0
+    largest_share: float = 0.9
     pause: float = 0.5  # seconds before a site that is away is asked again, at first
     # seconds, where a site that was started again can only be reached by a run that is, too
     patience: float = 30.0
@@ -74,6 +77,10 @@ class Faults:
         if self.norm_factor != 0 and not self.norm_factor > 1:
             raise ValueError(
                 f"norm_factor is {self.norm_factor}; give a number above 1, or 0 for no bound"
+            )
+        if not 0 < self.largest_share <= 1:
+            raise ValueError(
+                f"largest_share is {self.largest_share}; give a share above 0, at most 1"
             )
 
 
@@ -115,8 +122,6 @@ class Roster:
     names: tuple[str, ...]
     accepted: dict[str, list] = field(default_factory=dict)  # site -> key of its last state
     complete: dict[str, list] = field(default_factory=dict)  # the same, at the round's beginning
-    norms: dict[str, float] = field(default_factory=dict)  # phase -> median, of the round before
-    found_norms: dict[str, float] = field(default_factory=dict)  # of this round
     away: dict[str, Away] = field(default_factory=dict)
     returned: dict[str, int] = field(default_factory=dict)  # who is just back: how long it waited
 
@@ -138,22 +143,21 @@ class Roster:
         self.away[name] = Away(round + wait, wait)
 
     def undo_round(self) -> None:
-        self.accepted, self.found_norms = dict(self.complete), {}
+        self.accepted = dict(self.complete)
 
     def end_round(self) -> list[str]:
         """What was accepted stays; returns the sites that were met for the first time."""
         new = [name for name in self.accepted if name not in self.complete]
         self.complete, self.returned = dict(self.accepted), {}
-        self.norms, self.found_norms = {**self.norms, **self.found_norms}, {}
         return new
 
     def to_json(self) -> dict[str, Any]:
         away = {name: list(times) for name, times in self.away.items()}
-        return {"accepted": self.complete, "norms": self.norms, "away": away}
+        return {"accepted": self.complete, "away": away}
 
     def restore(self, about: dict[str, Any]) -> None:
         self.accepted = dict(about["accepted"])
-        self.complete, self.norms = dict(self.accepted), about["norms"]
+        self.complete = dict(self.accepted)
         # A run that is started again looks at once for those that were away.
         self.away = {name: Away(0, wait) for name, (_, wait) in about["away"].items()}
 
@@ -222,9 +226,11 @@ class Sites:
         expected: dict[str, Tensor],
         check: Check | None = None,
         needed: bool = False,
+        outliers: Outliers | None = None,
     ) -> dict[str, Message]:
         """A reply of each of these sites that holds vectors like the expected and has stood the
-        check; `needed`: no policy can do without any of them."""
+        check; `needed`: no policy can do without any of them. Once all are there, `outliers` tells
+        of those that do not go with the others."""
         policy = "fail" if needed and self.faults.policy == "skip" else self.faults.policy
         good: dict[str, Message] = {}
         reasons: dict[str, str] = {}
@@ -256,6 +262,17 @@ class Sites:
                 self._wait(lost, reasons, pause, time.monotonic() - begun)
                 pause, again = min(2 * pause, 8.0), again + lost
             left = again
+            far = outliers(list(good)) if outliers and good and not left else {}
+            for name, wrong in far.items():
+                del good[name]
+                told = f"the reply of site {name!r} in round {self.round} is refused: {wrong}"
+                if name not in twice:
+                    self.log(f"{told}; it is asked once more")
+                    twice.add(name)
+                    left.append(name)
+                elif policy != "skip":
+                    raise SiteFailedError(f"{told}. The run stops; its last round is kept")
+                reasons[name] = told
         if len(good) < len(set(names)):
             raise LeftOutError({name: reasons[name] for name in names if name not in good})
         return good

@@ -224,10 +224,29 @@ def _standardiser(
             return _masked_sum(sites, message, form, wrong)
         replies = sites.exchange(sites.names, message, form, _checked(form, wrong), needed=True)
         found = {name: reply.vectors["moments"].numpy() for name, reply in replies.items()}
+        if centre is None and sites.faults.norm_factor:
+            check_alike(columns, found, 10 * sites.faults.norm_factor)
         counted.update({name: int(own[0].max()) for name, own in found.items()})
         return np.sum([found[name] for name in sites.names], 0)
 
     return scaled(fit_sums(columns, summed), experiment.split)
+
+
+def check_alike(columns: Sequence[str], found: dict[str, np.ndarray], factor: float) -> None:
+    """Refuses sums of a site whose values are further from 0 than `factor` times the median of the
+    sites: they would decide the scale of a column for all of them."""
+    counts, _, squares = np.stack(list(found.values()), axis=1)
+    sizes = np.where(counts > 0, np.sqrt(squares / np.maximum(counts, 1)), np.nan)
+    for column, own in zip(columns, sizes.T, strict=True):
+        told = own[~np.isnan(own)]
+        usual = float(np.median(told)) if len(told) > 2 else 0.0
+        for name, size in zip(found, own, strict=True):
+            if 0 < factor * usual < size:
+                raise ConfigError(
+                    f"site {name!r} tells of values of {size:.4g} in column {quoted(column)!r}, "
+                    f"and the median of the sites is {usual:.4g}: correct its unit or its rows, or "
+                    "give --norm-factor 0 to take them"
+                )
 
 
 def _encoder(

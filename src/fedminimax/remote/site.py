@@ -180,7 +180,9 @@ class Site:
             worker = self._check_worker_budget(run, message)
             call["rows"] = worker.rows(about.get("split"))
             return worker.answer(message)
-        self._check_budget(run, str(kind), about.get("question"), self.file.limits.questions)
+        if kind != "begin":  # which tells nothing, and comes again with every start of the server
+            most = self.file.limits.questions
+            self._check_budget(run, str(kind), about.get("question"), most)
         experiment = self._experiment(about["setup"])
         if kind == "look":
             limits = {"version": __version__, "least_per_bin": self.file.limits.least_per_bin}

@@ -39,6 +39,7 @@ def page(groups: Sequence[Group], asks: Asks) -> str:
         **dict(curved if outcome.rare(asks) else reversed(curved.items())),
         site_tables.title(groups): site_tables.section(groups, asks),
         "Labels": label_tables.section(groups),
+        "Influence of sites": site_tables.influence(groups),
         "Probabilities": quality.probabilities(groups, asks),
         "Learning curves": _learning(groups),
         "Searches": searches.section(groups),

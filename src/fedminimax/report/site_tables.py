@@ -25,6 +25,22 @@ def section(groups: Sequence[Group], asks: Asks) -> str:
     )
 
 
+def influence(groups: Sequence[Group]) -> str:
+    """How much each site moved the mean in the last round that was recorded, of runs between
+    sites."""
+    found = ""
+    for group in groups:
+        told = group.runs[0].history[-1].get("influence", {})
+        rows = [
+            [escape(name), *(pieces.value_text(own[n]) for n in ("norm", "cosine", "weight"))]
+            for name, own in told.items()
+        ]
+        if rows:
+            headings = ["Site", "Norm of its update", "Cosine with the mean", "Weight"]
+            found += f"<h3>{pieces.named(group)}</h3>{pieces.table(headings, rows)}"
+    return found
+
+
 def title(groups: Sequence[Group]) -> str:
     """What they are tables of."""
     found = {own.word for group in groups if (own := shares(group, group.shown_split()))}

@@ -202,6 +202,10 @@ class Backend(ABC):
     def restore(self, about: dict[str, Any]) -> None:  # noqa: B027
         """Takes back what `checkpoint` returned; `about` is all that a checkpoint says."""
 
+    def notes(self) -> dict[str, Any]:
+        """What a record says of the clients of the last round."""
+        return {}
+
     def answers_after(self, outcome: str) -> bool:
         """Whether clients can still be asked when a run has ended with this outcome."""
         return True
