@@ -196,7 +196,6 @@ def test_a_kill_while_a_file_is_written_leaves_the_one_before(tmp_path, monkeypa
         except Killed:
             deaths += 1
     assert deaths > 4
-    assert run.outcome == "finished"
     assert_same(run.point, reference("controls"))  # type: ignore[reportPossiblyUnbound]  # the loop has set it
 
 
