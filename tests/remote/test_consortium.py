@@ -65,6 +65,10 @@ def test_a_file_that_is_no_request_is_refused(folder):
     (folder / "hull.request.zip").write_text("nothing")
     with pytest.raises(ValueError, match="is not a request of `deploy join`"):
         approve(folder, folder / "hull.request.zip")
+    with zipfile.ZipFile(folder / "hull.request.zip", "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("request.json", " " * 10_000_000)
+    with pytest.raises(ValueError, match=r"its request.json unpacks to 10000000 bytes"):
+        approve(folder, folder / "hull.request.zip")
 
 
 def test_the_hash_of_the_key_is_printed_for_the_telephone(folder, monkeypatch, capsys):

@@ -916,7 +916,7 @@ def test_the_name_of_a_run_is_no_path(run, tmp_path):
 def test_a_state_is_named_by_its_key_and_by_no_path(tmp_path):
     site = begun(tmp_path)
     call = {"kind": "phase", "run": "run", "round": 0, "phase": 0, "call": [9, 9], "again": []}
-    call |= {"accepted": {"va": [0, 0, "../../other"]}, "complete": {}, "clock": {}, "form": None}
+    call |= {"accepted": [[0, 0, "../../other", "f"]], "complete": [], "clock": {}, "form": None}
     assert "is not the key of a state" in refusal(site, **call)
 
 

@@ -16,11 +16,11 @@ from fedminimax.remote import audit
 from fedminimax.remote.audit import AuditError, AuditLog
 from fedminimax.remote.calls import Faults, SiteFailedError
 from fedminimax.remote.in_process import InProcess
-from fedminimax.remote.rows import told_moments
+from fedminimax.remote.rows import agree, told_moments
 from fedminimax.remote.server import run_sites
 from fedminimax.remote.site import Site
 from fedminimax.remote.site_file import Limits, SiteFile
-from fedminimax.remote.wire import Message
+from fedminimax.remote.wire import Message, grouped, key_of
 
 NAMES = ("hull", "york")
 
@@ -285,6 +285,57 @@ def test_a_long_reply_is_refused_in_round_0_and_the_honest_sites_stay(tmp_path):
     assert "site 'va' in round 0 is refused: its length is" in run.outcome
     assert "more than 10 times the median of this round" in run.outcome
     assert len(told) == 1
+
+
+def test_invented_codes_and_labels_are_named_with_their_site():
+    def outline(codes, labels):
+        column = {
+            "name": "ward",
+            "kind": "text",
+            "codes": codes,
+            "drop_first": False,
+            "missing": [],
+        }
+        options = {"label": "disease", "positive": ["1"], "classes": "two", "missing": []}
+        return {"columns": [column], "empty": [], "labels": labels, "options": options}
+
+    honest = outline(["a", "b"], ["0", "1"])
+    many = [f"c{number}" for number in range(15_000)]
+    with pytest.raises(
+        ConfigError, match="15002 codes of column 'ward', 15000 of them at site 'b'"
+    ):
+        agree({"a": honest, "b": outline(many, ["0", "1"])})
+    with pytest.raises(ConfigError, match="15002 values of the label, 15000 of them at site 'b'"):
+        agree({"a": honest, "b": outline(["a"], many)})
+
+
+def test_what_is_too_long_is_not_opened(home):
+    _, own = play(home)
+    own.file = replace(own.file, limits=Limits(megabytes=1))
+    reply = Message.from_bytes(own.handle(b"x" * 1_000_001))
+    assert "takes messages of at most 1 MB, and this has 1000001 bytes" in reply.about["reason"]
+    which = EXPERIMENTS["controls"]
+    handlers = in_process(which, home).handlers
+    transport = InProcess({**handlers, "va": lambda content: b"x" * 40_000_000})
+    with pytest.raises(SiteFailedError, match=r"site 'va' .* 40000000 bytes, where at most"):
+        deployed(which, transport, home / "long")
+
+
+def test_a_call_is_as_long_for_many_sites_as_for_few(tmp_path):
+    which, lengths = EXPERIMENTS["controls"], set()
+
+    class Weighed(InProcess):
+        def call(self, sites, message, timeout):
+            if Message.from_bytes(message).about["kind"] == "phase":
+                lengths.add(len(Message.from_bytes(message)._replace(vectors={}).to_bytes()))
+            return super().call(sites, message, timeout)
+
+    deployed(which, Weighed(in_process(which, tmp_path).handlers), tmp_path)
+    names = [f"site-{number}" for number in range(200)]
+    many = grouped({name: [3, 0, "f" * 32] for name in names}, names)
+    assert max(lengths) < 800
+    assert len(json.dumps(many)) < 120
+    assert [key_of(many, number) for number in (0, 199, 200)] == [[3, 0, "f" * 32]] * 2 + [None]
 
 
 def test_records_tell_the_influence_of_each_site(tmp_path):

@@ -22,8 +22,9 @@ from torch import Tensor
 from fedminimax.engine.backends.base import RunEndedError
 from fedminimax.engine.state.checkpoint import CheckpointError
 from fedminimax.engine.trainer import Interrupted
-from fedminimax.remote.wire import Message, busy, quoted
+from fedminimax.remote.wire import Message, busy, grouped, quoted
 
+MOST_TEXT = 16_000_000  # bytes of a reply beside its vectors
 MOST_ROUNDS_AWAY = 32  # between two looks for a site that stays away
 Check = Callable[[str, Message], str | None]  # what is wrong with a site's reply
 Outliers = Callable[[Sequence[str]], dict[str, str]]  # which replies do not go with the others
@@ -294,8 +295,8 @@ class Sites:
             "run": self.run,
             "call": [self.session, self.calls],
             "again": again,
-            "accepted": self.roster.accepted,
-            "complete": self.roster.complete,
+            "accepted": grouped(self.roster.accepted, self.names),
+            "complete": grouped(self.roster.complete, self.names),
         }
         content = message._replace(about=message.about | told).to_bytes()
         begun = time.perf_counter()
@@ -321,6 +322,10 @@ class Sites:
     ) -> tuple[Message, str | None]:
         """The reply, and what is wrong with it."""
         where = f"the reply of site {name!r} in round {self.round}"
+        most = MOST_TEXT + sum(vector.nbytes for vector in vectors.values())
+        if len(content) > most:
+            told = f"it has {len(content)} bytes, where at most {most} are expected"
+            return Message({}, {}), f"{where} is refused: {told}"
         try:
             reply = Message.from_bytes(content)
         except CheckpointError as error:

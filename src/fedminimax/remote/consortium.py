@@ -45,6 +45,7 @@ CLASSES = {
         "fedminimax.remote.flare.job.RunServer",
     ],
 }
+MOST_REQUEST = 100_000  # bytes of request.json
 SECONDS_SILENT = 30  # after which FLARE takes a site for gone
 
 
@@ -203,6 +204,8 @@ def read_request(file: Path) -> dict[str, Any]:
     """What a request says of itself; FLARE compares it with the key when it signs."""
     try:
         with zipfile.ZipFile(file) as opened:
+            if (size := opened.getinfo("request.json").file_size) > MOST_REQUEST:
+                raise ValueError(f"its request.json unpacks to {size} bytes")
             asked = json.loads(opened.read("request.json"))
         if not isinstance(asked["name"], str):
             raise TypeError("its name is no text")

@@ -33,6 +33,7 @@ from fedminimax.data.tables import Raw
 from fedminimax.experiment import FACTS, SPLITS, check_split, facts_of
 from fedminimax.remote.wire import quoted
 
+MOST_CODES = 1000  # of a column, or values of the label, over all sites
 LARGEST = 1e100  # of what a site may tell as the sum of a column
 OPTIONS = ("label", "positive", "classes", "missing")  # of a table, on which all sites agree
 
@@ -347,7 +348,8 @@ def _columns(outlines: dict[str, Table]) -> tuple[Column, ...]:
                 f"column {column!r} is a number at {named(numbers)} and text at "
                 f"{named(name for name in kinds if name not in numbers)}"
             )
-        codes = union(c[column]["codes"] for c in held.values() if column in c)
+        told = {name: c[column]["codes"] for name, c in held.items() if column in c}
+        codes = _few(told, f"codes of column {quoted(column)!r}")
         kind = next(iter(kinds.values()))
         columns.append(Column(column, kind, ordered(codes)))
     if found:
@@ -356,4 +358,18 @@ def _columns(outlines: dict[str, Table]) -> tuple[Column, ...]:
 
 
 def _values(outlines: dict[str, Table]) -> tuple[str, ...]:
-    return ordered(union(outline["labels"] for outline in outlines.values()))
+    told = {name: outline["labels"] for name, outline in outlines.items()}
+    return ordered(_few(told, "values of the label"))
+
+
+def _few(told: dict[str, list[str]], what: str) -> Any:
+    """What all sites tell together, or the site that tells most of too many."""
+    found = union(told.values())
+    if len(found) > MOST_CODES:
+        most = max(told, key=lambda name: len(told[name]))
+        raise ConfigError(
+            f"the sites have {len(found)} {what}, {len(told[most])} of them at site {most!r}, and "
+            f"a run between sites takes at most {MOST_CODES}: name the column in `drop`, or group "
+            "its codes"
+        )
+    return found

@@ -112,6 +112,11 @@ class Site:
         """The reply, and why it is none. `call` is told what the call is about."""
         run: Any = None
         try:
+            if len(content) > self.file.limits.megabytes * 1_000_000:
+                raise SiteError(
+                    f"site {self.file.name!r} takes messages of at most "
+                    f"{self.file.limits.megabytes} MB, and this has {len(content)} bytes"
+                )
             message = received(content)
             run = message.about.get("run")
             for name in ("run", "kind", "question", "split", "round", "phase"):

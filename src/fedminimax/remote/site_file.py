@@ -37,6 +37,7 @@ least_rows = 10            # the fewest rows of a split of which it tells anythi
 rounds = 10000             # the most rounds of a run
 questions = 30             # how often one question is answered in an evaluation, or before a run
 runs = 1000                # the most runs in which it takes part, by its audit log
+megabytes = 1000           # the longest message that it opens
 # epsilon = 10.0           # what these rows may spend of privacy over all runs; others are refused
 # delta = 1e-5
 
@@ -59,6 +60,7 @@ class Limits:
     rounds: int = 10_000
     questions: int = 30
     runs: int = 1000
+    megabytes: int = 1000
     epsilon: float | None = None  # over all runs; None: counted, and not limited
     delta: float = 1e-5
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -54,6 +54,30 @@ def in_order(vectors: dict[str, Tensor]) -> tuple[Tensor, ...]:
     (tensor([0.]), tensor([1.]))
     """
     return tuple(vectors[str(number)] for number in range(len(vectors)))
+
+
+def grouped(keys: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[list[Any]]:
+    """The keys of sites, each once, with a number whose bits are the sites that have it: sites that
+    were in the same rounds have the same key, however many they are.
+
+    >>> grouped({"a": [3, 0, "f0"], "c": [3, 0, "f0"]}, ("a", "b", "c"))
+    [[3, 0, 'f0', '5']]
+    """
+    masks: dict[tuple[Any, ...], int] = {}
+    for number, name in enumerate(names):
+        if name in keys:
+            key = tuple(keys[name])
+            masks[key] = masks.get(key, 0) | 1 << number
+    return [[*key, f"{mask:x}"] for key, mask in masks.items()]
+
+
+def key_of(groups: Sequence[Sequence[Any]], number: int) -> list[Any] | None:
+    """The key of a site, from what `grouped` made.
+
+    >>> key_of([[3, 0, "f0", "5"]], 2), key_of([[3, 0, "f0", "5"]], 1)
+    ([3, 0, 'f0'], None)
+    """
+    return next((key for *key, mask in groups if int(mask, 16) >> number & 1), None)
 
 
 def busy(run: Any, site: str) -> bytes:

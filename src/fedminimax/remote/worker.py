@@ -27,7 +27,7 @@ from fedminimax.engine.state.store import Store
 from fedminimax.messages.secure.masked import Masked
 from fedminimax.remote.masking import SiteMasks
 from fedminimax.remote.private import SitePrivacy
-from fedminimax.remote.wire import DIGEST, Message, in_order, numbered
+from fedminimax.remote.wire import DIGEST, Message, in_order, key_of, numbered
 from fedminimax.types import Clock, Phase
 
 WAIT = 30.0  # seconds for another process of this site to be done with a call of the same run
@@ -143,8 +143,8 @@ class Worker:
         with locked(self.states.folder, WAIT):
             about = message.about
             self._check_turn(about["call"])
-            start = _key(about["accepted"].get(self.name))
-            complete = _key(about["complete"].get(self.name))
+            start = _key(key_of(about["accepted"], self.number))
+            complete = _key(key_of(about["complete"], self.number))
             asked = message.asked()
             told = {"asked": asked, "start": None if start is None else list(start)}
             key = Key(about["round"], about["phase"], Message(told, {}).digest())
