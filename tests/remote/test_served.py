@@ -9,6 +9,7 @@ from deployment import EXPERIMENTS, SITES, assert_same, in_process, simulated
 
 from fedminimax.cli import main
 from fedminimax.config import ConfigError
+from fedminimax.engine.state import checkpoint
 from fedminimax.engine.state.folder import json_text
 from fedminimax.engine.state.lock import locked
 from fedminimax.experiment import load
@@ -47,6 +48,26 @@ def test_a_run_that_is_asked_for_is_served_to_its_end(asked, tmp_path, capsys):
     # Each site was heard during the run, before its last beat.
     assert set(asked.heard()) == set(SITES)
     assert all(ago >= 0 for ago in asked.heard().values())
+
+
+def test_a_full_disk_ends_a_run_with_that_reason_and_it_goes_on_later(asked, tmp_path, monkeypatch):
+    real, transport = checkpoint.os.replace, in_process(WHICH, tmp_path)
+    full_from = asked.path / "checkpoints" / "round-0000002.safetensors"
+
+    def replace(source, target):
+        full = full_from.exists() and (asked.path / module.RESERVE).exists()
+        if full and asked.path in target.parents:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "replace", replace)
+        ended = serve(asked.consortium, "controls", transport)
+    assert "No space left on device" in ended["outcome"]
+    assert asked.ended()["outcome"] == ended["outcome"]
+    assert asked.over()
+    assert serve(asked.consortium, "controls", transport)["outcome"] == "finished"
+    assert_same(load(asked.path).point, simulated(WHICH))
 
 
 class Stopping(InProcess):

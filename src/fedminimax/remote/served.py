@@ -9,13 +9,14 @@ import time
 import tomllib
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedminimax.config import ConfigError, Experiment, options_for, write_toml
 from fedminimax.engine.job import ClientError
-from fedminimax.engine.state.checkpoint import write_bytes
+from fedminimax.engine.state.checkpoint import CheckpointError, write_bytes
 from fedminimax.engine.state.folder import RunFolder, json_text, read_json
 from fedminimax.engine.state.lock import BusyError, locked
 from fedminimax.engine.trainer import Interrupted, succeeded
@@ -28,7 +29,7 @@ from fedminimax.remote.wire import Message
 from fedminimax.tuning.auto import is_auto
 
 REQUEST, BEAT, ENDED, STOP, LOG = "request.json", "beat.json", "ended.json", "stop", "sites.log"
-PINGS = "pings.json"
+PINGS, RESERVE = "pings.json", "reserve"
 SECONDS = 1.0  # between two beats
 SILENT = 15.0  # seconds without a beat after which a server is taken for dead
 STOPPED = {"outcome": "stopped before it began", "good": False, "again": False}
@@ -112,7 +113,7 @@ class Served:
         return (self.path / STOP).exists()
 
     def log(self, text: str) -> None:
-        with open(self.path / LOG, "a", encoding="utf-8") as file:
+        with suppress(OSError), open(self.path / LOG, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n")
 
     def silent_for(self) -> float:
@@ -149,6 +150,8 @@ def _serve(
     state = {"round": served.beat().get("round", 0), "pid": os.getpid(), "heard": heard}
     transport = _Listening(transport, heard)
     with _Beating(served, state):
+        # Room to say how the run ended, on a disk that is full by then.
+        write_bytes(served.path / RESERVE, bytes(16_384))
         # Before anything can fail: who watches waits for the end of a session that was counted.
         session = count_session(RunFolder(served.path))
         try:
@@ -164,6 +167,7 @@ def _serve(
             served.log(told)
         finally:
             if ended:
+                (served.path / RESERVE).unlink(missing_ok=True)
                 _write(served.path / ENDED, {**ended, "session": session})
     return ended
 
@@ -247,7 +251,8 @@ class _Beating:
 
     def _beat(self) -> None:
         while not self._over.wait(SECONDS):
-            self._once()
+            with suppress(CheckpointError):  # the disk may have room again at the next one
+                self._once()
 
     def _once(self) -> None:
         heard = dict(self.state.get("heard", {}))
@@ -260,7 +265,8 @@ class _Beating:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
-        self._once()
+        with suppress(CheckpointError):
+            self._once()
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
