@@ -11,7 +11,7 @@ import torch
 from deployment import EXPERIMENTS, SITES, deployed, in_process
 
 from fedminimax.cli import main
-from fedminimax.config import ConfigError, Experiment
+from fedminimax.config import ConfigError, Experiment, write_toml
 from fedminimax.remote import audit
 from fedminimax.remote.audit import AuditError, AuditLog
 from fedminimax.remote.calls import Faults, SiteFailedError
@@ -307,6 +307,28 @@ def test_invented_codes_and_labels_are_named_with_their_site():
         agree({"a": honest, "b": outline(many, ["0", "1"])})
     with pytest.raises(ConfigError, match="15002 values of the label, 15000 of them at site 'b'"):
         agree({"a": honest, "b": outline(["a"], many)})
+
+
+def test_another_experiment_than_was_agreed_is_refused(home, capsys):
+    file = home / "agreed.toml"
+    file.write_text(write_toml(asked().to_table()))
+    assert main(["deploy", "digest", str(home), str(file)]) == 0
+    name, _, digest = capsys.readouterr().out.strip().partition(" = ")
+    assert name == "agreed"
+
+    def agreeing(which):
+        sites = {name: site(home, name) for name in NAMES}
+        sites["hull"].file = replace(sites["hull"].file, agreed={name: digest.strip('"')})
+        handlers = {name: own.handle for name, own in sites.items()}
+        place = home / f"run-{which.run.seed}"
+        return run_sites(which, InProcess(handlers), NAMES, place, log=lambda text: None)
+
+    assert agreeing(asked()).outcome == "finished"
+    with pytest.raises(SiteFailedError, match="which site 'hull' has not agreed to"):
+        agreeing(asked(seed=1))
+    last = AuditLog(home / "hull").entries()[-1]
+    assert not last["answered"]
+    assert "has not agreed to" in last["why"]
 
 
 def test_what_is_too_long_is_not_opened(home):

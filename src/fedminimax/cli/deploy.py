@@ -39,10 +39,12 @@ from fedminimax.remote.ledger import Ledger
 from fedminimax.remote.measure import measure
 from fedminimax.remote.rows import PartOfTables, holding
 from fedminimax.remote.served import REQUEST, Served, line_of
+from fedminimax.remote.setup import digest_of_experiment, sent_experiment
 from fedminimax.remote.site import RUN_NAME
 from fedminimax.remote.site_file import FILE, SiteFile, register, register_allowed
 from fedminimax.report.live import Going
 from fedminimax.report.tables import privacy_text
+from fedminimax.tuning.auto import is_auto, recipes_of
 
 PLAIN = (
     "the links of this consortium are NOT encrypted: anybody on the network can read and change "
@@ -137,6 +139,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fedminimax deploy log va/",
     )  # fmt: skip
     command.add_argument("--run", metavar="NAME", help="of this run only")
+
+    command = _action(
+        actions, "digest", _digest, "a digest of an experiment, by which partners agree on it",
+        "fedminimax deploy digest consortium/ experiments/heart_codasca.toml rounds=40",
+    )  # fmt: skip
+    command.add_argument("config", type=Path, help="a TOML file")
+    command.add_argument("changes", nargs="*", metavar="key=value", help="such as method.lr=0.05")
 
     _action(
         actions, "measure", _measure, "seconds and bytes of a round, with a consortium made here",
@@ -410,6 +419,15 @@ def _ledger(options: argparse.Namespace) -> int:
         print(f"{own.data or '(no rows)'}: {spent}; {most}; {own.runs} runs, {own.calls} calls")
     if not found:
         print("nothing was released yet")
+    return 0
+
+
+def _digest(options: argparse.Namespace) -> int:
+    register_allowed(options.folder)
+    asked = Experiment.from_file(options.config, options.changes, tell_note)
+    every = recipes_of(asked) if is_auto(asked) else {options.config.stem: asked}
+    for name, experiment in every.items():
+        print(f'{name} = "{digest_of_experiment(sent_experiment(experiment))}"')
     return 0
 
 

@@ -60,6 +60,11 @@ def sent_experiment(experiment: Experiment) -> Table:
     return tomllib.loads(write_toml(table))
 
 
+def digest_of_experiment(sent: Table) -> str:
+    """Of what a site is told of an experiment, by which partners agree on it."""
+    return Message(sent, {}).digest()
+
+
 def problem_of(experiment: Experiment, setup: Table, least: int = 0) -> Problem:
     """The problem as it is before it has learnt anything of the rows; `least` is the reader's own
     limit of rows per bin."""

@@ -40,6 +40,7 @@ from fedminimax.remote.rows import (
 from fedminimax.remote.setup import (
     Setup,
     absent_clients,
+    digest_of_experiment,
     prepared,
     problem_of,
     received_experiment,
@@ -235,6 +236,12 @@ class Site:
         data = self.file.data
         known = {**data, "name": data.get("name", "folder")}
         experiment = received_experiment(setup["experiment"], known)
+        found = digest_of_experiment(setup["experiment"])
+        if self.file.agreed and found not in self.file.agreed.values():
+            raise SiteError(
+                f"the digest of the experiment is {found}, which site {self.file.name!r} has not "
+                "agreed to ([agreed] in its site file)"
+            )
         self._check_round(experiment.run.rounds - 1)
         check_promise(experiment, self.file.limits.epsilon)
         asked = self.file.messages

@@ -44,6 +44,9 @@ megabytes = 1000           # the longest message that it opens
 # [peers]                  # the fingerprints of the other sites, which masked messages need
                            # (fedminimax deploy peers)
 
+# [agreed]                 # the only experiments in which it takes part, by the digests that
+# heart = "..."            # fedminimax deploy digest tells of their files
+
 # [messages]               # how its messages must be sent, if it insists: an experiment with other
 # clip = 1.0               # stages or another reducer is refused
 
@@ -86,6 +89,7 @@ class SiteFile:
     data: Table
     limits: Limits = field(default_factory=Limits)
     messages: Messages | None = None  # None: as the experiment says
+    agreed: Mapping[str, str] = field(default_factory=dict)  # digests of experiments; none: any
     allow: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     peers: Mapping[str, str] = field(default_factory=dict)  # site -> fingerprint
 
@@ -93,7 +97,7 @@ class SiteFile:
     def read(folder: Path) -> SiteFile:
         file = folder / FILE
         table = read_toml(file)
-        known = ("name", "data", "limits", "messages", "allow", "peers")
+        known = ("name", "data", "limits", "messages", "agreed", "allow", "peers")
         for key in table:
             if key not in known:
                 raise ConfigError(f"{file} has no key {key!r}; {suggest(key, known)}")
@@ -102,7 +106,7 @@ class SiteFile:
             raise ConfigError(f'{file} has no name; add name = "..." with the name of this site')
         if not isinstance(table.get("data"), dict):
             raise ConfigError(f"{file} has no section [data]; say there where this site's rows are")
-        for section in ("limits", "allow", "peers"):
+        for section in ("limits", "agreed", "allow", "peers"):
             if not isinstance(table.setdefault(section, {}), dict):
                 raise ConfigError(
                     f"{file}: {section} is {table[section]!r}; make it a section, [{section}], "
@@ -113,7 +117,8 @@ class SiteFile:
         register(allow)
         messages = messages_of(table["messages"]) if "messages" in table else None
         peers = checked_peers(file, name, table["peers"])
-        return SiteFile(name, folder, table["data"], limits, messages, allow, peers)
+        agreed = table["agreed"]
+        return SiteFile(name, folder, table["data"], limits, messages, agreed, allow, peers)
 
 
 def register_allowed(consortium: Path) -> None:
