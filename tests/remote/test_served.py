@@ -217,6 +217,7 @@ def test_what_cannot_even_be_read_ends_the_session_with_a_sentence(asked, capsys
         ({"policy": "hope"}, 'give "wait", "skip" or "fail"'),
         ({"timeout": 0.0}, "give seconds, above 0"),
         ({"least_replies": 0}, "give at least 1"),
+        ({"largest_share": 1.5}, "give a share above 0"),
         ({"norm_factor": 0.5}, "give a number above 1"),
     ],
 )

@@ -190,8 +190,8 @@ def _add_run(command: argparse.ArgumentParser, timeout: float) -> None:
     command.add_argument("--timeout", type=float, default=timeout, help="seconds for an answer")
     command.add_argument("--least-replies", type=int, default=1, help="sites that a round needs")
     command.add_argument(
-        "--norm-factor", type=float, default=10.0,
-        help="refuse replies this many times longer than the median (default: 10; 0: take any)",
+        "--norm-factor", type=float, metavar="N",
+        help="refuse replies N times longer than the median (default: 10; 0: take any)",
     )  # fmt: skip
     command.add_argument(
         "--largest-share", type=float, default=0.9, help="of the weight, for a site (default: 0.9)"

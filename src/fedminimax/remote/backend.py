@@ -205,7 +205,7 @@ class SiteBackend(Backend):
         encoded = job.messages.encode(expected, job.clock)
         named, ups, lengths = dict(leaves(encoded)), {}, {}
         sites = self.sites
-        factor = sites.faults.norm_factor
+        factor = sites.faults.norm_bound
 
         def check(name: str, reply: Message) -> str | None:
             if wrong := _without_digest(reply):

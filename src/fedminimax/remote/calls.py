@@ -24,6 +24,7 @@ from fedminimax.engine.state.checkpoint import CheckpointError
 from fedminimax.engine.trainer import Interrupted
 from fedminimax.remote.wire import Message, busy, grouped, quoted
 
+NORM_FACTOR = 10.0
 MOST_TEXT = 16_000_000  # bytes of a reply beside its vectors
 MOST_ROUNDS_AWAY = 32  # between two looks for a site that stays away
 Check = Callable[[str, Message], str | None]  # what is wrong with a site's reply
@@ -53,13 +54,14 @@ class Faults:
     too: time does not mend it. timeout: seconds for an answer. least_replies: with fewer sites in a
     round the run stops. norm_factor: a reply is refused if it is longer than this many times the
     median of its round, and sums before the run whose values are ten times that far beyond the
-    other sites'; 0: no such bound. largest_share: the most of the weight that one site may have.
+    other sites'; 0: no such bound; None: 10, and none where masks hide replies. largest_share: the
+    most of the weight that one site may have.
     """
 
     policy: Literal["wait", "skip", "fail"] = "wait"
     timeout: float = 60.0
     least_replies: int = 1
-    norm_factor: float = 10.0
+    norm_factor: float | None = None
     largest_share: float = 0.9
     pause: float = 0.5  # seconds before a site that is away is asked again, at first
     # seconds, where a site that was started again can only be reached by a run that is, too
@@ -75,7 +77,7 @@ class Faults:
             )
         if self.least_replies < 1:
             raise ValueError(f"least_replies is {self.least_replies}; give at least 1")
-        if self.norm_factor != 0 and not self.norm_factor > 1:
+        if self.norm_factor and not self.norm_factor > 1:
             raise ValueError(
                 f"norm_factor is {self.norm_factor}; give a number above 1, or 0 for no bound"
             )
@@ -83,6 +85,10 @@ class Faults:
             raise ValueError(
                 f"largest_share is {self.largest_share}; give a share above 0, at most 1"
             )
+
+    @property
+    def norm_bound(self) -> float:
+        return NORM_FACTOR if self.norm_factor is None else self.norm_factor
 
 
 class SiteFailedError(RunEndedError):

@@ -65,7 +65,6 @@ def run_sites(
     called = called or place.path.name
     sites = Sites(transport, tuple(names), called, faults, log, session, stopping)
     setup, cost = _set_up(experiment, sites, place)
-    check_shares(experiment, setup, faults.largest_share)
     run = Session(
         problem=problem_of(experiment, setup.about),
         algorithm=experiment.make("method"),
@@ -87,19 +86,6 @@ def run_sites(
     ).run()
     place.write_json(TRAFFIC, asdict(sites.traffic))
     return run
-
-
-def check_shares(experiment: Experiment, setup: Setup, largest: float) -> None:
-    """Refuses a run in which one site would have almost all the weight."""
-    clients, problem = absent_clients(experiment, setup.about), prepared(experiment, setup)
-    weights = clients.weight_vector(clients.weights or problem.client_weights).tolist()
-    for name, rows, weight in zip(clients.names, clients.train.sizes, weights, strict=True):
-        if len(weights) > 1 and weight > largest * sum(weights):
-            raise ConfigError(
-                f"site {name!r} tells of {rows} training rows and would have "
-                f"{weight / sum(weights):.1%} of the weight, more than {largest:.0%}: make sure "
-                'that it has them, and raise --largest-share, or set weights = "uniform" in [run]'
-            )
 
 
 def _settings(experiment: Experiment) -> Settings:

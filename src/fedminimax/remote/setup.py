@@ -197,6 +197,7 @@ def set_up(experiment: Experiment, sites: Sites) -> tuple[Setup, Cost]:
     about["sizes"] = {s: [sizes[n]["sizes"][s] for n in sites.names] for s in splits}
     clients = absent_clients(experiment, about)
     weights = clients.weight_vector(clients.weights or problem.client_weights)
+    check_shares(clients, weights, sites.faults.largest_share)
     batch = zero_rows(about["columns"], None).train.batch(0)
     told_with = {"setup": about}
     ask = SiteQuery(
@@ -229,12 +230,24 @@ def _standardiser(
             return _masked_sum(sites, message, form, wrong)
         replies = sites.exchange(sites.names, message, form, _checked(form, wrong), needed=True)
         found = {name: reply.vectors["moments"].numpy() for name, reply in replies.items()}
-        if centre is None and sites.faults.norm_factor:
-            check_alike(columns, found, 10 * sites.faults.norm_factor)
+        if centre is None:
+            check_alike(columns, found, 10 * sites.faults.norm_bound)
         counted.update({name: int(own[0].max()) for name, own in found.items()})
         return np.sum([found[name] for name in sites.names], 0)
 
     return scaled(fit_sums(columns, summed), experiment.split)
+
+
+def check_shares(clients: Clients, weights: Tensor, largest: float) -> None:
+    """Refuses a run in which one site would have almost all the weight."""
+    shares = (weights / weights.sum()).tolist()
+    for name, rows, share in zip(clients.names, clients.train.sizes, shares, strict=True):
+        if len(shares) > 1 and share > largest:
+            raise ConfigError(
+                f"site {name!r} tells of {rows} training rows and would have {share:.1%} of the "
+                f"weight, more than {largest:.0%}: make sure that it has them, and raise "
+                '--largest-share, or set weights = "uniform" in [run]'
+            )
 
 
 def check_alike(columns: Sequence[str], found: dict[str, np.ndarray], factor: float) -> None:
@@ -246,7 +259,7 @@ def check_alike(columns: Sequence[str], found: dict[str, np.ndarray], factor: fl
         told = own[~np.isnan(own)]
         usual = float(np.median(told)) if len(told) > 2 else 0.0
         for name, size in zip(found, own, strict=True):
-            if 0 < factor * usual < size:
+            if 0.0 < factor * usual < size:
                 raise ConfigError(
                     f"site {name!r} tells of values of {size:.4g} in column {quoted(column)!r}, "
                     f"and the median of the sites is {usual:.4g}: correct its unit or its rows, or "
