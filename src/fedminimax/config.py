@@ -438,9 +438,9 @@ def _coerced(value: Any, hint: Any, where: str) -> Any:
         return {k: _coerced(v, arguments[1], f"{where}.{k}") for k, v in value.items()}
     if inspect.isclass(hint) and issubclass(hint, Schedule):
         return _schedule(value, where)
-    if type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(f"{where} has {value.bit_length()} bits; give a number below 2**63")
     if hint is float and _is_number(value):
+        if type(value) is int and value.bit_length() > 1000:
+            raise ConfigError(f"{where} has {value.bit_length()} bits; give a number below 1e300")
         if not math.isfinite(value):
             raise ConfigError(f"{where} is {value}; give a finite number")
         return float(value)
