@@ -69,8 +69,8 @@ class Pooled:
     def _owners(self, file: Path) -> np.ndarray:
         """Which client each row belongs to."""
         raw = open_table(file, None, lambda name: name == self.column, (self.column,), self.missing)
-        if self.column not in raw.cells:
-            labels = (self.label,) if isinstance(self.label, str) else self.label
+        labels = (self.label,) if isinstance(self.label, str) else self.label
+        if self.column not in raw.cells or self.column in labels:
             others = [name for name in raw.names if name not in labels]
             raise DataError(
                 f"{file.name} has no column {self.column!r} to deal out by; set `column` to one of "
