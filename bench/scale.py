@@ -177,8 +177,7 @@ def store_on_disk(clients: int = 100_000, rounds: int = 200) -> dict[str, float]
             store="disk",
             on_round=on_round,
         )
-        bits = np.load(Path(folder) / "run" / "clients" / "met.npy")
-        met = int(np.unpackbits(bits).sum())
+        met = np.count_nonzero(np.load(Path(folder) / "run" / "clients" / "sums.npy"))
     between = np.diff(ended)
     return {
         "anonymous_megabytes": max(seen),

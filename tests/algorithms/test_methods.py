@@ -55,6 +55,7 @@ from fedminimax.engine.executors.debug import Debug
 from fedminimax.engine.job import ClientResult, PhaseJob
 from fedminimax.engine.round import play_round
 from fedminimax.engine.simulate import Run, simulate
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.problems.functions import Minimax
 from fedminimax.problems.gradients import gradients
 from fedminimax.types import Algorithm, Phase, Point, Problem
@@ -541,8 +542,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(row, tmp_path):
     final = [(tmp_path / name / "final.safetensors").read_bytes() for name in ("whole", "parts")]
     assert final[0] == final[1]
     assert without_time(parts.history) == without_time(whole.history)
-    lines = (tmp_path / "parts" / "history.jsonl").read_text().splitlines()
-    assert without_time([json.loads(line) for line in lines]) == without_time(whole.history)
+    assert without_time(RunFolder(tmp_path / "parts").read_history()) == without_time(whole.history)
 
 
 @every_row

@@ -1,6 +1,5 @@
 """A line per site while a run trains: `fedminimax run ... --sites`."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from fedminimax import cli
 from fedminimax.data.clients import Clients
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.experiment import build, experiment_of
 from fedminimax.report.progress import NO_SITES, RunProgress, site_lines
 
@@ -38,7 +38,7 @@ def home(tmp_path, monkeypatch):
 
 
 def records(folder):
-    return [json.loads(line) for line in Path(folder, "history.jsonl").read_text().splitlines()]
+    return RunFolder(folder).read_history()
 
 
 def test_where_there_is_no_terminal_each_evaluation_is_followed_by_its_sites(home, capsys):

@@ -21,6 +21,7 @@ from sklearn.metrics import average_precision_score, roc_curve
 import fedminimax as fm
 from fedminimax import cli
 from fedminimax.engine.query import LocalQuery
+from fedminimax.engine.state.folder import RunFolder
 from fedminimax.experiment import build, experiment_of, load
 from fedminimax.metrics.federated_auc import (
     auc_from_counts,
@@ -106,8 +107,7 @@ def report(home, tmp_path, capsys):
 
 
 def records(home, name):
-    text = (home / "runs" / name / "history.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
+    return RunFolder(home / "runs" / name).read_history()
 
 
 def kept(home, name):
@@ -518,10 +518,14 @@ def test_evaluations_that_asked_some_clients(home, report):
 @pytest.mark.parametrize(
     ("name", "change", "why"),
     [
-        ("history.jsonl", lambda text: text + b"null\n", "line 5 of .* is no record of a run"),
-        ("history.jsonl", lambda text: text.replace(b"exchanges", b"x"), "line 1 of .* no record"),
-        ("history.jsonl", lambda text: b"\xff\xfe\n", "there is no record in"),
-        ("config.toml", lambda text: text.replace(b"lr =", b"lrr ="), "damaged: .*no key 'lrr'"),
+        ("history.jsonl", lambda text: text + b"null\n", "line 5 of .* is damaged"),
+        ("history.jsonl", lambda text: text.replace(b"exchanges", b"x"), "line 1 of .* is damaged"),
+        ("history.jsonl", lambda text: b"\xff\xfe\n", "line 1 of .* is damaged"),
+        (
+            "config.toml",
+            lambda text: text.replace(b"lr =", b"lrr ="),
+            "config.toml is not as it was written",
+        ),
         ("environment.json", lambda text: b"{", "environment.json is damaged"),
         ("final.safetensors", lambda text: text[:9], "final.safetensors is damaged"),
     ],
@@ -538,6 +542,7 @@ def test_a_damaged_run_is_left_out_with_a_sentence(home, report, tmp_path, name,
 def test_a_last_line_that_is_no_text_is_what_a_kill_leaves(home, report, tmp_path):
     cut = tmp_path / "cut"
     shutil.copytree(home / "runs" / "auc-0", cut)
+    (cut / "final.safetensors").unlink()
     with open(cut / "history.jsonl", "ab") as file:
         file.write(b'{"round": \xff')
     page, _ = report(cut)
@@ -564,8 +569,9 @@ def test_numbers_of_a_run_that_diverged_do_not_break_the_page(home, report, tmp_
     found[3]["test"]["auc"] = found[3]["test"]["auc_interval"] = None
     found[3]["test"]["sites"] = dict.fromkeys(found[3]["test"]["sites"])
     found[3]["variables"] = dict.fromkeys(found[3]["variables"])
-    text = "".join(json.dumps(record) + "\n" for record in found)
-    (folder / "history.jsonl").write_text(text, encoding="utf-8")
+    (folder / "history.jsonl").unlink()
+    for record in found:
+        RunFolder(folder).append(record)
     page, _ = report(folder)
     assert [mark[0] for mark in page.charts["loss-on-test-rows"]["series"][0]["marks"]] == [0, 6]
     assert [mark[0] for mark in page.charts["auc-test-by-round"]["series"][0]["marks"]] == [0, 2, 4]
