@@ -177,7 +177,7 @@ def store_on_disk(clients: int = 100_000, rounds: int = 200) -> dict[str, float]
             store="disk",
             on_round=on_round,
         )
-        met = np.count_nonzero(np.load(Path(folder) / "run" / "clients" / "sums.npy"))
+        met = int(np.count_nonzero(np.load(Path(folder) / "run" / "clients" / "sums.npy")))
     between = np.diff(ended)
     return {
         "anonymous_megabytes": max(seen),

@@ -109,7 +109,7 @@ def final(folder):
 
 
 def records(folder):
-    return [json.loads(line) for line in (Path(folder) / "history.jsonl").read_text().splitlines()]
+    return RunFolder(folder).read_history()
 
 
 def interrupted(monkeypatch, run, *arguments, after):
@@ -298,6 +298,7 @@ def test_changed_data_are_another_experiment(home, run, refused):
     assert "of another experiment (other data" in refused("run", "runs/mine-1", "--resume")
 
 
+@pytest.mark.filterwarnings("default")  # as a user sees them
 def test_a_checkpoint_cut_in_half_is_named_and_the_one_before_it_serves(home, run):
     run("run", "mine.toml", "--quiet")
     whole = final("runs/mine-1")

@@ -113,7 +113,7 @@ def _help() -> str:
     usage = "usage: fedminimax [--help] [--version] COMMAND ..."
     more = (
         "fedminimax COMMAND --help says what a command takes.\n"
-        "--allow-code lets an experiment name classes of your own, as my_module:MyProblem."
+        "--allow-code lets a file name classes of your own, as my_module:MyProblem."
     )
     return f"{usage}\n\n{fedminimax.__doc__}\n\n{listed}\n\n{more}"
 
