@@ -1,8 +1,10 @@
 """A user's folder: good files in every form, and one clear sentence for every bad one."""
 
 import gzip
+import io
 import json
 import pickle
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -234,7 +236,19 @@ def test_a_bad_npz_ends_in_a_sentence(tmp_path, arrays, sentence):
 def test_a_bare_array_is_not_an_npz(tmp_path):
     with open(tmp_path / "a.npz", "wb") as file:
         np.save(file, np.eye(2))
-    assert "one bare array" in error(tmp_path)
+    assert "cannot be read as npz" in error(tmp_path)
+
+
+def test_a_header_that_asks_for_more_than_there_is_is_refused(tmp_path):
+    header = io.BytesIO()
+    about = {"descr": "<f8", "fortran_order": False, "shape": (10**12, 10)}
+    np.lib.format.write_array_header_1_0(header, about)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("features.npy", header.getvalue() + bytes(80))
+    assert (
+        "features.npy says that it is of shape (1000000000000, 10), 80000000000000 bytes, but has "
+        "80 of them"
+    ) in error(tmp_path)
 
 
 def test_bad_folders_end_in_a_sentence(tmp_path):

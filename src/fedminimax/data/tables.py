@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import mmap
 import zipfile
 import zlib
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.lib import format as npy
 
 from fedminimax.data.columns import (
     Data,
@@ -334,18 +336,37 @@ def _npz(file: Path, label: str | None, wanted: Callable[[str], bool]) -> Raw:
 
 
 def plain_arrays(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file, each as large as its header says."""
     try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                _check_size(archive, member)
         # Pickle would let a data file run code.
-        held = np.load(file, allow_pickle=False)
-        if not isinstance(held, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one bare array")
-        with held:
+        with np.load(file, allow_pickle=False) as held:
             return {key: held[key] for key in held.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{file.name} cannot be read as npz of plain arrays ({error}); save it with np.savez, "
             "without objects."
         ) from error
+
+
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def _check_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Refuses an array whose header asks for other memory than the file has bytes for."""
+    with archive.open(member) as file:
+        read = HEADERS.get(npy.read_magic(file))
+        if read is None:
+            return
+        shape, _, dtype = read(file)
+        size, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+    if size != there and not dtype.hasobject:
+        raise ValueError(
+            f"{member.filename} says that it is of shape {shape}, {size} bytes, but has "
+            f"{there} of them"
+        )
 
 
 def _names(file: str, arrays: dict[str, np.ndarray]) -> list[str]:
