@@ -1095,7 +1095,7 @@ def test_the_demonstration_prints_what_it_computed(home, run, monkeypatch):
             ]
         picture = ElementTree.parse(place / f"{name}.svg").getroot()
         dots = picture.findall("{http://www.w3.org/2000/svg}circle")
-        assert len(dots) == sum(map(len, results.values()))
+        assert len(dots) == 2 * sum(map(len, results.values()))  # AUC and AUPRC
     page = place / "report.html"
     assert said.rstrip().endswith(f"the federated runs as a page: {page}")
     assert "auto chose" in page.read_text(encoding="utf-8")

@@ -110,7 +110,12 @@ def test_what_is_done_is_not_run_again_and_the_page_shows_it(benchmark, tmp_path
     del held["heart"]["units"]["pooled/1"]
     files["heart"].write_text(json.dumps(held["heart"]))
     assert re.findall("split [01], [a-zA-Z]+", benchmark()) == ["split 1, pooled"]
-    assert page_of(tmp_path) == page
+    assert without_costs(page_of(tmp_path)) == without_costs(page)  # seconds differ
+
+
+def without_costs(page: str) -> list[str]:
+    before, _, costs = page.partition("## Costs")
+    return [before, costs.splitlines()[-1]]
 
 
 def test_intervals_of_many_sets_hold_at_once():
