@@ -125,7 +125,8 @@ def test_no_key_leaves_the_folder_it_was_made_in_and_no_code_comes_with_a_job(fl
     for file in (flare.folder / "approved").glob("*.zip"):
         assert not [n for n in zipfile.ZipFile(file).namelist() if n.endswith(".key")]
     keys = [p.relative_to(flare.home).parts[0] for p in flare.home.rglob("*.key")]
-    assert sorted(keys) == sorted(["consortium"] * 3 + [n for n in SITES for _ in range(2)])
+    # A site has its key, in the request and in its kit, and its identity.
+    assert sorted(keys) == sorted(["consortium"] * 3 + [n for n in SITES for _ in range(3)])
     for name in SITES:
         local = flare.home / name / "kit" / "local"
         rights = json.loads((local / "authorization.json").read_text())["permissions"]
