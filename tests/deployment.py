@@ -51,7 +51,7 @@ STAGES.setdefault("grid", Grid)
 ALLOW = {"stage": {"grid": "deployment:Grid"}}  # as a file of each machine says it
 SITES = ("cleveland", "hungary", "switzerland", "va")
 HEART = {"name": "heart"}
-# public ones of its columns
+# The public ranges of its columns of numbers.
 RANGES = {
     "age": [20, 90],
     "sex": [0, 1],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from deployment import RANGES
 from torch import nn
 
 import fedminimax as fm
@@ -20,17 +21,6 @@ from fedminimax.privacy.accountant import epsilon_of
 from fedminimax.privacy.settings import Privacy
 
 RECORD = Privacy("record", epsilon=3.0)
-RANGES = {
-    "age": [20, 90],
-    "sex": [0, 1],
-    "trestbps": [80, 200],
-    "chol": [100, 400],
-    "fbs": [0, 1],
-    "thalach": [60, 200],
-    "exang": [0, 1],
-    "oldpeak": [-2, 6],
-    "ca": [0, 3],
-}
 HEART: dict[str, Any] = {
     "data": {"name": "heart"},
     "split": {"train": 0.8, "validation": 0.0, "ranges": RANGES},

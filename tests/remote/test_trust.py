@@ -87,6 +87,8 @@ def test_a_run_under_the_default_limits_is_logged_call_by_call(home, capsys):
     assert all(entry["answered"] and entry["run"] == "run" for entry in entries)
     assert {entry["rows"] for entry in entries if entry["kind"] == "phase"} == {36}
     assert [e["bytes"] for e in entries] == [len(reply.to_bytes()) for _, reply in heard]
+    assert main(["deploy", "log", str(home / "nowhere")]) == 2
+    assert "nowhere'; give that of a site" in capsys.readouterr().err
     assert main(["deploy", "log", str(home / "hull")]) == 0
     said = capsys.readouterr().out
     assert f"{len(heard)} lines, none edited or lost" in said
@@ -208,6 +210,9 @@ def test_a_log_that_was_edited_or_cut_answers_nothing(home):
         assert "its own log says more" in reply.about["reason"]
         with pytest.raises(AuditError, match="was edited or cut"):
             fresh.audit.entries()
+    own.audit.file.unlink()
+    with pytest.raises(AuditError, match="was edited or cut"):
+        site(home, "hull").audit.entries()
     own.audit.file.write_text(content)
     assert (
         Message.from_bytes(site(home, "hull").handle(heard[0][0].to_bytes())).about["kind"]

@@ -91,7 +91,9 @@ def test_a_torch_export_file_scores_as_predict_does(trained):
 def test_what_cannot_be_exported_is_a_sentence(trained, monkeypatch, capsys):
     assert main(["export", "run", "model.pickle"]) == 2
     assert "model.pickle ends in '.pickle'; give a file ending in" in capsys.readouterr().err
+    assert main(["export", "run", "new/model.pt2"]) == 0
+    before = (trained.parent / "new" / "model.pt2").read_bytes()
     monkeypatch.setattr(module, "TOLERANCE", -1.0)
-    assert main(["export", "run", "model.pt2"]) == 2
+    assert main(["export", "run", "new/model.pt2"]) == 2
     assert "differ from those of predict by" in capsys.readouterr().err
-    assert not (trained.parent / "model.pt2").exists()
+    assert [path.read_bytes() for path in (trained.parent / "new").iterdir()] == [before]

@@ -432,6 +432,8 @@ def _digest(options: argparse.Namespace) -> int:
 
 
 def _log(options: argparse.Namespace) -> int:
+    if not options.folder.is_dir():
+        raise ConfigError(f"there is no folder {str(options.folder)!r}; give that of a site")
     entries = AuditLog(options.folder).entries()
     told = [e for e in entries if options.run is None or e.get("run") == options.run]
     for line in summary(told):

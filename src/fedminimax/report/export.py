@@ -108,17 +108,22 @@ def export(folder: Path, file: Path, best: bool | None = None) -> list[str]:
     expected = outputs_of(run, torch.from_numpy(inputs.transform(rows)), best)
     names = ["score", "probability"][: 1 if line is None else 2]
     about = {"columns": json.dumps(inputs.columns), "positive": json.dumps(schema.positive)}
-    with torch.no_grad(), warnings.catch_warnings():
-        for kind in (DeprecationWarning, FutureWarning):  # torch's own
-            warnings.simplefilter("ignore", kind)
-        score = _write(model, torch.from_numpy(rows), file, names, about)
-    error = float((score - torch.sigmoid(expected)).abs().max())
-    if not error <= TOLERANCE:
-        file.unlink()
-        raise ValueError(
-            f"the file's scores differ from those of predict by {error:.2g}, more than "
-            f"{TOLERANCE:g}: nothing was written"
-        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unchecked = file.with_stem(f"{file.stem}-unchecked")
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            for kind in (DeprecationWarning, FutureWarning):  # torch's own
+                warnings.simplefilter("ignore", kind)
+            score = _write(model, torch.from_numpy(rows), unchecked, names, about)
+        error = float((score - torch.sigmoid(expected)).abs().max())
+        if not error <= TOLERANCE:
+            raise ValueError(
+                f"the file's scores differ from those of predict by {error:.2g}, more than "
+                f"{TOLERANCE:g}: nothing was written"
+            )
+        unchecked.replace(file)
+    finally:
+        unchecked.unlink(missing_ok=True)
     return [*inputs.columns]
 
 
